@@ -1,0 +1,214 @@
+//! Every error that idem itself raises: SQLSTATE, message, DETAIL and HINT.
+//!
+//! The SQLSTATEs are part of the contract and stable for ever. No message, detail or hint holds a key, scope,
+//! fingerprint, token or result: errors end up in server logs.
+
+/// An error as a user meets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Error {
+    /// 22004: NULL where a value is needed.
+    Null { argument: &'static str },
+    /// 22023: an empty text where at least one byte is needed.
+    Empty { argument: &'static str },
+    /// 22023: a text over [`crate::limits::LONGEST_NAME`].
+    TooLong {
+        argument: &'static str,
+        bytes: usize,
+    },
+    /// 22023: a duration outside its range.
+    Duration {
+        argument: &'static str,
+        range: &'static str,
+    },
+    /// 22023: `idem_begin` repeated by the holder with another lease.
+    OtherLease,
+    /// 22023: extending a claim that has no lease.
+    NoLease,
+    /// 0A000: an argument whose feature is not built yet.
+    NotBuilt { argument: &'static str },
+    /// ID003: the token, or the transaction, does not hold the key.
+    ClaimLost(Lost),
+    /// ID006: the result is over `idem.max_result_size`.
+    ResultTooLarge { bytes: u64, limit: u64 },
+    /// ID007: the transaction would commit or prepare with claims that nobody could complete.
+    ClaimOpen { claims: usize, autocommit: bool },
+    /// 55P03: `lock_timeout` ran out while waiting for a lease.
+    LockTimeout,
+    /// 55000: the SQL objects are not those this library was built for.
+    OtherVersion { found: &'static str },
+    /// XX001: two keys share a digest, or a row is not what its index says.
+    Corrupted { found: &'static str },
+}
+
+/// Why a claim is not, or no longer, the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lost {
+    /// Somebody else holds the key on another token.
+    TakenOver,
+    /// The key is completed, by another token.
+    CompletedByOther,
+    /// The key is completed already, by this very token: only `complete` may be repeated.
+    CompletedAlready,
+    /// Nothing is stored under the key.
+    Absent,
+    /// No token was given and this transaction holds no claim on the key.
+    NotHeldHere,
+}
+
+impl Error {
+    pub(crate) fn duration(argument: &'static str, range: &'static str) -> Error {
+        Error::Duration { argument, range }
+    }
+
+    /// The five characters of the SQLSTATE.
+    pub fn sqlstate(&self) -> &'static str {
+        match self {
+            Error::Null { .. } => "22004",
+            Error::Empty { .. }
+            | Error::TooLong { .. }
+            | Error::Duration { .. }
+            | Error::OtherLease
+            | Error::NoLease => "22023",
+            Error::NotBuilt { .. } => "0A000",
+            Error::ClaimLost(_) => "ID003",
+            Error::ResultTooLarge { .. } => "ID006",
+            Error::ClaimOpen { .. } => "ID007",
+            Error::LockTimeout => "55P03",
+            Error::OtherVersion { .. } => "55000",
+            Error::Corrupted { .. } => "XX001",
+        }
+    }
+
+    /// The primary message.
+    pub fn message(&self) -> String {
+        match self {
+            Error::Null { argument } => format!("{argument} must not be NULL"),
+            Error::Empty { argument } => format!("{argument} must not be empty"),
+            Error::TooLong { argument, .. } => format!("{argument} is too long"),
+            Error::Duration { argument, range } => format!("{argument} must be {range}"),
+            Error::OtherLease => {
+                "this transaction holds the key already, with another lease".to_string()
+            }
+            Error::NoLease => "the claim has no lease that could be extended".to_string(),
+            Error::NotBuilt { argument } => format!("{argument} is not supported yet"),
+            Error::ClaimLost(_) => "the caller does not hold the claim on this key".to_string(),
+            Error::ResultTooLarge { .. } => "the result is too large to be stored".to_string(),
+            Error::ClaimOpen { .. } => {
+                "the transaction holds a claim that is neither completed nor released".to_string()
+            }
+            Error::LockTimeout => "canceling statement due to lock timeout".to_string(),
+            Error::OtherVersion { .. } => {
+                "the library idem and its SQL objects are of different versions".to_string()
+            }
+            Error::Corrupted { .. } => "a record of idem is corrupted".to_string(),
+        }
+    }
+
+    /// What exactly was found.
+    pub fn detail(&self) -> Option<String> {
+        match self {
+            Error::TooLong { bytes, .. } => {
+                Some(format!("It has {bytes} bytes; at most {} are allowed.", crate::limits::LONGEST_NAME))
+            }
+            Error::Duration { .. } => Some("A month counts as 30 days, a day as 24 hours.".to_string()),
+            Error::ClaimLost(lost) => Some(
+                match lost {
+                    Lost::TakenOver => "Another caller holds the key: the lease was over and somebody took over, or the token never held it.",
+                    Lost::CompletedByOther => "The key is completed by another claim: somebody took over and finished, or the token never held it.",
+                    Lost::CompletedAlready => "The key is completed already, by this token.",
+                    Lost::Absent => "Nothing is stored under the key: the claim was released, rolled back, forgotten or has expired, or the token never held it.",
+                    Lost::NotHeldHere => "No token was given and this transaction holds no claim on the key.",
+                }
+                .to_string(),
+            ),
+            Error::ResultTooLarge { bytes, limit } => Some(format!(
+                "result::text and body have {bytes} bytes; idem.max_result_size is {limit}. Nothing was written."
+            )),
+            Error::ClaimOpen { claims, .. } => Some(format!(
+                "Claims without a lease that would be lost: {claims}. The transaction is rolled back, so a retry can run."
+            )),
+            Error::OtherVersion { found } | Error::Corrupted { found } => Some((*found).to_string()),
+            _ => None,
+        }
+    }
+
+    /// What to do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Error::Null { argument: "key" } | Error::Empty { argument: "key" } => {
+                "Pass the identifier of the request, for instance its Idempotency-Key header or message id."
+            }
+            Error::TooLong { .. } => "Pass a digest of it instead.",
+            Error::OtherLease => {
+                "Repeat idem_begin with the lease of the first call, or change it with idem_extend."
+            }
+            Error::NoLease => {
+                "A claim without a lease lives as long as its transaction. Give idem_begin a lease for work that outlives it."
+            }
+            Error::NotBuilt { .. } => "Leave the argument out.",
+            Error::ClaimLost(Lost::NotHeldHere) => {
+                "Pass the token that idem_begin returned, or call idem_begin in this transaction first and act on its status."
+            }
+            Error::ClaimLost(_) => {
+                "Roll back: what this transaction did must not take effect again. Call idem_begin to learn where the key stands."
+            }
+            Error::ResultTooLarge { .. } => {
+                "Store a reference to the result, or have a superuser raise idem.max_result_size."
+            }
+            Error::ClaimOpen {
+                autocommit: true, ..
+            } => {
+                "In autocommit every statement is a transaction of its own: start one with BEGIN, or give idem_begin a lease."
+            }
+            Error::ClaimOpen {
+                autocommit: false, ..
+            } => {
+                "Call idem_complete or idem_release before the transaction ends, or give idem_begin a lease if the work goes on after it."
+            }
+            Error::OtherVersion { .. } => "Run ALTER EXTENSION idem UPDATE, then reconnect.",
+            _ => return None,
+        };
+        Some(hint.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_contract_s_sqlstates() {
+        for (error, state) in [
+            (Error::ClaimLost(Lost::Absent), "ID003"),
+            (Error::ResultTooLarge { bytes: 2, limit: 1 }, "ID006"),
+            (
+                Error::ClaimOpen {
+                    claims: 1,
+                    autocommit: false,
+                },
+                "ID007",
+            ),
+            (Error::Null { argument: "key" }, "22004"),
+            (Error::Empty { argument: "key" }, "22023"),
+        ] {
+            assert_eq!(error.sqlstate(), state);
+        }
+    }
+
+    /// What was lost, to whom, is in DETAIL, and each case says something else.
+    #[test]
+    fn every_way_to_lose_a_claim_has_its_own_detail() {
+        let ways = [
+            Lost::TakenOver,
+            Lost::CompletedByOther,
+            Lost::CompletedAlready,
+            Lost::Absent,
+            Lost::NotHeldHere,
+        ];
+        let details: std::collections::HashSet<_> = ways
+            .iter()
+            .map(|lost| Error::ClaimLost(*lost).detail())
+            .collect();
+        assert_eq!(details.len(), ways.len());
+    }
+}

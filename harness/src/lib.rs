@@ -1,0 +1,254 @@
+//! What client-side tests stand on: databases on the shared throw-away server ([`TestDb`]) and servers of one's own to
+//! kill and restart ([`Server`]). Both come from `scripts/pg`, which must run the tests: `make client`.
+//!
+//! It is a test harness: what does not work panics, and says where.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+pub use postgres::{Client, NoTls};
+
+/// The ordinary role of an application: it may call what `idem_grant` grants, and nothing else.
+pub const APP: &str = "app";
+
+/// The SQLSTATE of an error; empty for one that is not the server's (a lost connection).
+pub fn sqlstate(error: &postgres::Error) -> &str {
+    error.code().map_or("", |code| code.code())
+}
+
+/// Polls until `condition` holds; panics after ten seconds.
+#[track_caller]
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(10);
+    while !condition() {
+        assert!(
+            Instant::now() < end,
+            "still not so after ten seconds: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// The major version of PostgreSQL that the tests run on.
+pub fn major() -> u32 {
+    environment("IDEM_PG_MAJOR")
+        .parse()
+        .expect("IDEM_PG_MAJOR is a number")
+}
+
+fn environment(name: &str) -> String {
+    std::env::var(name).unwrap_or_else(|_| {
+        panic!("{name} is not set: run this with `make client` or `scripts/pg run`")
+    })
+}
+
+/// A number that no other use in this process gets.
+fn unique() -> u32 {
+    static NEXT: AtomicU32 = AtomicU32::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[track_caller]
+fn connect(host: &str, port: &str, database: &str, user: &str) -> Client {
+    postgres::Config::new()
+        .host(host)
+        .port(port.parse().expect("a port is a number"))
+        .dbname(database)
+        .user(user)
+        .connect(NoTls)
+        .unwrap_or_else(|error| panic!("cannot connect to {database} as {user}: {error}"))
+}
+
+/// Installs idem in the client's database, with the role [`APP`] granted. Roles belong to the whole server, so another
+/// test may be creating it now.
+fn prepare(admin: &mut Client) {
+    admin
+        .batch_execute(
+            "DO $$ BEGIN CREATE ROLE app LOGIN; EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$;
+             CREATE EXTENSION idem;
+             SELECT idem_grant('app');",
+        )
+        .expect("idem can be installed and granted");
+}
+
+/// A fresh database on the shared server, with idem and the granted role [`APP`]; dropped at the end.
+pub struct TestDb {
+    pub name: String,
+}
+
+impl TestDb {
+    #[track_caller]
+    #[allow(clippy::new_without_default)] // it makes a database: nothing to do by default
+    pub fn new() -> Self {
+        let db = Self::bare();
+        prepare(&mut db.admin());
+        db
+    }
+
+    /// The same without idem.
+    #[track_caller]
+    pub fn bare() -> Self {
+        let name = format!("test_{}_{}", std::process::id(), unique());
+        Self::server("postgres")
+            .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE template0"))
+            .expect("a database can be created");
+        Self { name }
+    }
+
+    /// A new connection as superuser.
+    #[track_caller]
+    pub fn admin(&self) -> Client {
+        self.connect("postgres")
+    }
+
+    /// A new connection as the application.
+    #[track_caller]
+    pub fn app(&self) -> Client {
+        self.connect(APP)
+    }
+
+    #[track_caller]
+    pub fn connect(&self, user: &str) -> Client {
+        connect(
+            &environment("PGHOST"),
+            &environment("PGPORT"),
+            &self.name,
+            user,
+        )
+    }
+
+    #[track_caller]
+    fn server(database: &str) -> Client {
+        connect(
+            &environment("PGHOST"),
+            &environment("PGPORT"),
+            database,
+            "postgres",
+        )
+    }
+}
+
+impl Drop for TestDb {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return; // what the test left may help to find out why; the server is thrown away anyway
+        }
+        // A prepared transaction that a test left makes this fail; the server is thrown away anyway.
+        let _ = Self::server("postgres")
+            .batch_execute(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
+    }
+}
+
+/// A server of its own for one test, stopped and removed at the end. It lives in the folder of `scripts/pg run`, which
+/// removes it if the test is killed.
+pub struct Server {
+    dir: PathBuf,
+    settings: Vec<String>,
+}
+
+impl Server {
+    /// Starts one on a new cluster; settings as `name=value`. Give `fsync=on` if it must survive more than its own crash.
+    #[track_caller]
+    pub fn start(settings: &[&str]) -> Self {
+        let dir = Path::new(&environment("IDEM_RUN_DIR")).join(format!(
+            "{}-{}",
+            std::process::id(),
+            unique()
+        ));
+        let server = Self {
+            dir,
+            settings: settings.iter().map(|setting| setting.to_string()).collect(),
+        };
+        server.start_again();
+        server
+    }
+
+    /// Starts it after [`stop`](Self::stop) or [`kill9`](Self::kill9), with the same settings.
+    #[track_caller]
+    pub fn start_again(&self) {
+        let major = major().to_string();
+        let mut arguments = vec!["start", &major, self.dir()];
+        for setting in &self.settings {
+            arguments.extend(["-c", setting]);
+        }
+        pg(&arguments);
+    }
+
+    /// Stops it in a mode of pg_ctl: `fast`, `immediate`.
+    #[track_caller]
+    pub fn stop(&self, mode: &str) {
+        pg(&["stop", self.dir(), mode]);
+    }
+
+    #[track_caller]
+    pub fn restart(&self) {
+        self.stop("fast");
+        self.start_again();
+    }
+
+    /// kill -9 for the postmaster and all its processes, as in a power cut, but for what the kernel still writes.
+    #[track_caller]
+    pub fn kill9(&self) {
+        pg(&["kill", self.dir()]);
+    }
+
+    /// Creates a database with idem and the granted role [`APP`].
+    #[track_caller]
+    pub fn create_database(&self, name: &str) {
+        self.connect("postgres", "postgres")
+            .batch_execute(&format!("CREATE DATABASE {name} TEMPLATE template0"))
+            .expect("a database can be created");
+        prepare(&mut self.connect(name, "postgres"));
+    }
+
+    #[track_caller]
+    pub fn connect(&self, database: &str, user: &str) -> Client {
+        connect(self.dir(), &environment("PGPORT"), database, user)
+    }
+
+    /// What the server has logged so far.
+    #[track_caller]
+    pub fn log(&self) -> String {
+        let log = std::fs::read(self.dir.join("log")).expect("the server has a log");
+        String::from_utf8_lossy(&log).into_owned()
+    }
+
+    /// Its folder: the cluster is in `data`, the socket in the folder itself.
+    pub fn dir(&self) -> &str {
+        self.dir.to_str().expect("the path is UTF-8")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let removed = Command::new(script()).args(["remove", self.dir()]).status();
+        if !std::thread::panicking() {
+            assert!(
+                removed.is_ok_and(|status| status.success()),
+                "cannot remove the server in {}",
+                self.dir()
+            );
+        }
+    }
+}
+
+fn script() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/pg")
+}
+
+/// Runs `scripts/pg`.
+#[track_caller]
+pub fn pg(arguments: &[&str]) {
+    let output = Command::new(script())
+        .args(arguments)
+        .output()
+        .expect("scripts/pg can be run");
+    assert!(
+        output.status.success(),
+        "scripts/pg {}: {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}

@@ -1,0 +1,242 @@
+-- idem: idempotency keys.
+--
+-- This script is the public face of the extension: every object, what it promises, who may use it.
+-- Parameter names and their order never change. No function is STRICT: a NULL key is an error, never
+-- a NULL row that a caller could take for "go".
+--
+-- SQLSTATEs of its own: ID003 claim lost, ID006 result too large, ID007 claim open at COMMIT.
+-- All writers raise 22023 or 22004 for a bad or NULL argument and 25006 in a read-only transaction.
+
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+-- Tables -----------------------------------------------------------------------------------------
+--
+-- Written by the functions only, without SQL: triggers, rules and row security on them have no
+-- effect. The digest is computed from scope and key (docs: core/src/identity.rs).
+
+CREATE TABLE idem_claims (
+    digest      uuid        PRIMARY KEY,
+    token       uuid        NOT NULL,
+    created_at  timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    lease       interval    NOT NULL,
+    attempt     integer     NOT NULL,
+    scope       text        NOT NULL,
+    key         text        NOT NULL,
+    owner       text,
+    fingerprint bytea,
+    checkpoint  jsonb
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem_claims IS
+    'Open claims on a lease: one row a key, updated in place, gone when the claim is completed or released.';
+COMMENT ON COLUMN idem_claims.digest IS 'First 16 bytes of SHA-256 over scope and key.';
+COMMENT ON COLUMN idem_claims.token IS 'Proves the claim; given to the holder only.';
+COMMENT ON COLUMN idem_claims.created_at IS 'When the key was first claimed; a takeover keeps it.';
+COMMENT ON COLUMN idem_claims.expires_at IS 'End of the lease; from then on anyone may take over.';
+COMMENT ON COLUMN idem_claims.lease IS 'The lease as given; idem_extend repeats it.';
+COMMENT ON COLUMN idem_claims.attempt IS '1 for the first holder, 1 more with each takeover.';
+COMMENT ON COLUMN idem_claims.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+
+CREATE TABLE idem_completed (
+    digest       uuid        PRIMARY KEY,
+    token        uuid        NOT NULL,
+    created_at   timestamptz NOT NULL,
+    completed_at timestamptz NOT NULL,
+    expires_at   timestamptz NOT NULL,
+    attempt      integer     NOT NULL,
+    scope        text        NOT NULL,
+    key          text        NOT NULL,
+    owner        text,
+    fingerprint  bytea,
+    result       jsonb,
+    body         bytea
+);
+
+COMMENT ON TABLE idem_completed IS
+    'Finished records: one row a key, inserted in the transaction of the effect, counting until expires_at.';
+COMMENT ON COLUMN idem_completed.digest IS 'First 16 bytes of SHA-256 over scope and key.';
+COMMENT ON COLUMN idem_completed.token IS 'Token of the claim that completed the key.';
+COMMENT ON COLUMN idem_completed.created_at IS 'When the key was first claimed.';
+COMMENT ON COLUMN idem_completed.expires_at IS 'End of the ttl; from then on the record counts as absent.';
+COMMENT ON COLUMN idem_completed.attempt IS 'Number of the attempt that finished.';
+COMMENT ON COLUMN idem_completed.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+
+-- pg_dump takes the rows along: a restored database replays what the dumped one had completed.
+SELECT pg_catalog.pg_extension_config_dump('idem_claims', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_completed', '');
+
+-- Idempotency keys -------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_begin(
+    key text,
+    fingerprint bytea = NULL,
+    scope text = NULL,
+    owner text = NULL,
+    lease interval = NULL,
+    wait interval = NULL,
+    takeover boolean = true,
+    OUT status text,
+    OUT token uuid,
+    OUT result jsonb,
+    OUT body bytea,
+    OUT attempt integer,
+    OUT checkpoint jsonb,
+    OUT retry_after interval,
+    OUT completed_at timestamptz,
+    OUT expires_at timestamptz
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_begin';
+
+COMMENT ON FUNCTION idem_begin(text, bytea, text, text, interval, interval, boolean) IS
+    'Claims a key. status: acquired (run the work, then idem_complete), completed (answer with result, body), in_progress (retry later), mismatch (the key belongs to another request). Without a lease the claim belongs to the transaction and must end before COMMIT; with one it is a row of its own. Never blocks unless given a wait (default: setting idem.wait).';
+
+CREATE FUNCTION idem_complete(
+    key text,
+    result jsonb = NULL,
+    body bytea = NULL,
+    token uuid = NULL,
+    scope text = NULL,
+    ttl interval = NULL
+) RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_complete';
+
+COMMENT ON FUNCTION idem_complete(text, jsonb, bytea, uuid, text, interval) IS
+    'Completes a claim and stores its result for ttl (default: setting idem.ttl); takes effect with COMMIT. Without a token: the claim of this transaction. ID003 if the token does not hold the key, ID006 if the result is too large. Repeating it changes nothing.';
+
+CREATE FUNCTION idem_release(
+    key text,
+    token uuid = NULL,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_release';
+
+COMMENT ON FUNCTION idem_release(text, uuid, text) IS
+    'Gives a claim up, so that the next caller may run. False if the token (without one: this transaction) does not hold the key. Never touches a completed record; safe to call always.';
+
+CREATE FUNCTION idem_extend(
+    key text,
+    token uuid = NULL,
+    lease interval = NULL,
+    scope text = NULL
+) RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_extend';
+
+COMMENT ON FUNCTION idem_extend(text, uuid, interval, text) IS
+    'Gives a claim a new lease from now on (default: its own again) and returns its end. ID003 if the token does not hold the key, 22023 for a claim without a lease.';
+
+CREATE FUNCTION idem_get(
+    key text,
+    scope text = NULL,
+    owner text = NULL
+) RETURNS TABLE (
+    scope text,
+    key text,
+    state text,
+    owner text,
+    attempt integer,
+    checkpoint jsonb,
+    result jsonb,
+    body bytea,
+    created_at timestamptz,
+    completed_at timestamptz,
+    expires_at timestamptz
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 1
+AS 'MODULE_PATHNAME', 'idem_get';
+
+COMMENT ON FUNCTION idem_get(text, text, text) IS
+    'The record under a key: state is in_progress, abandoned (its lease is over) or completed. No row if there is none or it has expired. Reads only; works on a standby.';
+
+CREATE FUNCTION idem_forget(
+    key text,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_forget';
+
+COMMENT ON FUNCTION idem_forget(text, text) IS
+    'Administration: removes whatever is under a key, completed or not, so that it can run again. False if there is nothing.';
+
+-- Privileges -------------------------------------------------------------------------------------
+--
+-- PUBLIC gets nothing. The functions read and write the tables themselves, so a granted role needs
+-- no privilege on them, and gets none.
+
+CREATE FUNCTION idem_grant(role regrole) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    member record;
+BEGIN
+    IF role IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'role must not be NULL';
+    END IF;
+    FOR member IN
+        SELECT p.oid::pg_catalog.regprocedure AS function, p.pronamespace::pg_catalog.regnamespace AS schema
+        FROM pg_catalog.pg_extension AS e
+        JOIN pg_catalog.pg_depend AS d
+            ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+            AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+            AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+            AND d.deptype OPERATOR(pg_catalog.=) 'e'
+        JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+        WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+            AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY['idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_get'])
+    LOOP
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', member.function, role);
+        IF NOT pg_catalog.has_schema_privilege(role, member.schema, 'USAGE') THEN
+            EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', member.schema, role);
+        END IF;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION idem_grant(regrole) IS
+    'Lets a role use idempotency keys: EXECUTE on idem_begin, idem_complete, idem_release, idem_extend, idem_get, and USAGE on their schema if it is needed.';
+
+CREATE FUNCTION idem_revoke(role regrole) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    member record;
+BEGIN
+    IF role IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'role must not be NULL';
+    END IF;
+    FOR member IN
+        SELECT p.oid::pg_catalog.regprocedure AS function
+        FROM pg_catalog.pg_extension AS e
+        JOIN pg_catalog.pg_depend AS d
+            ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+            AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+            AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+            AND d.deptype OPERATOR(pg_catalog.=) 'e'
+        JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+        WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM %s', member.function, role);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION idem_revoke(regrole) IS
+    'Takes back what idem_grant gave, but for USAGE on the schema, which may serve others.';
+
+REVOKE ALL ON TABLE idem_claims, idem_completed FROM PUBLIC;
+REVOKE ALL ON FUNCTION
+    idem_begin(text, bytea, text, text, interval, interval, boolean),
+    idem_complete(text, jsonb, bytea, uuid, text, interval),
+    idem_release(text, uuid, text),
+    idem_extend(text, uuid, interval, text),
+    idem_get(text, text, text),
+    idem_forget(text, text),
+    idem_grant(regrole),
+    idem_revoke(regrole)
+FROM PUBLIC;

@@ -1,0 +1,493 @@
+//! Idempotency keys: begin, complete, release, extend, get, forget.
+//!
+//! Each function follows the same line: refuse what cannot be, take the key's lock, look, decide,
+//! write. What a record means is decided in `idem_core::decision`; here it is carried out.
+//!
+//! **The key's lock is the claim.** A claim without a lease is nothing but the key's lock and an
+//! entry in `pg::xact`; `complete` then writes one row. A claim on a lease is a row of its own,
+//! written at once; its holder needs no lock once it has committed.
+//!
+//! **Begin tries the lock, then looks.** With the lock, the look is final. Without it, somebody holds
+//! the key at this moment: a completed record or a live claim is an answer all the same; nothing
+//! live seen means an open transaction, or a caller who holds the lock just for its own look, so the
+//! lock is tried again briefly before the answer is `in_progress`. A lock that was taken and led to
+//! no claim is given back at once.
+
+use crate::pg::lock::{self, Mode};
+use crate::pg::table::{Access, Look};
+use crate::pg::{self, fmgr::Varlena, xact};
+use crate::settings;
+use crate::storage::{Found, Key, Storage, Stored, StoredClaim, StoredCompletion};
+use idem_core::decision::{self, Decision, Request, same_request};
+use idem_core::error::{Error, Lost};
+use idem_core::held::{Claim, End};
+use idem_core::{Fingerprint, Micros, Moment, Token};
+use pgrx::pg_sys;
+use std::time::Instant;
+
+/// What `idem_begin` answers.
+pub enum Begun {
+    Acquired {
+        token: Token,
+        attempt: i32,
+        lease_end: Option<Moment>,
+    },
+    Completed(StoredCompletion),
+    /// `lease_end` and `retry_after` are `None` while the holder is an open transaction.
+    InProgress {
+        lease_end: Option<Moment>,
+        retry_after: Option<Micros>,
+    },
+    Mismatch,
+}
+
+/// Pauses between tries for a lock whose holder may only be looking: together well under half a
+/// millisecond.
+const BRIEF_PAUSES: [Micros; 5] = [0, 10, 30, 60, 120];
+
+/// How long a caller waits for another holder.
+struct Patience {
+    since: Instant,
+    wait: Micros,
+}
+
+impl Patience {
+    fn elapsed(&self) -> Micros {
+        Micros::try_from(self.since.elapsed().as_micros()).unwrap_or(Micros::MAX)
+    }
+
+    /// What is left, unless nothing is.
+    fn left(&self) -> Option<Micros> {
+        Some(self.wait - self.elapsed()).filter(|left| *left > 0)
+    }
+}
+
+/// Claims `key`, or says who or what is in the way. Waits up to `wait` for another holder.
+pub fn begin(
+    function: pg_sys::Oid,
+    key: &Key,
+    fingerprint: Option<Fingerprint>,
+    lease: Option<Micros>,
+    wait: Micros,
+) -> Result<Begun, Error> {
+    if let Some(claim) = xact::open(&key.identity) {
+        return begin_again(function, key, claim, fingerprint, lease);
+    }
+    let request = Request { fingerprint };
+    let patience = Patience {
+        since: Instant::now(),
+        wait,
+    };
+    let mut pauses = BRIEF_PAUSES.iter();
+    let mut registered = false;
+    // Set when the lock was waited for, and is held at the start of the next round.
+    let mut waited_for_lock = false;
+
+    let begun = loop {
+        let locked = waited_for_lock || lock::try_lock(key.identity.key_tag, Mode::Exclusive);
+        waited_for_lock = false;
+
+        let storage = Storage::open(function, if locked { Access::Write } else { Access::Read })?;
+        let found = storage.find(key, Look::Newest)?;
+        let now = pg::now();
+        let decision = decision::decide(found.as_ref().map(Found::record).as_ref(), &request, now);
+
+        if let (true, Decision::Acquire { attempt }) = (locked, decision) {
+            let begun = acquire(&storage, key, fingerprint, lease, attempt, found.as_ref())?;
+            storage.close(true);
+            break begun;
+        }
+        storage.close(false);
+        if locked {
+            lock::unlock(key.identity.key_tag, Mode::Exclusive);
+        }
+
+        let lease_end = match (decision, found) {
+            (
+                Decision::Replay,
+                Some(Found {
+                    stored: Stored::Completed(done),
+                    ..
+                }),
+            ) => {
+                break Begun::Completed(done);
+            }
+            (Decision::Mismatch, _) => break Begun::Mismatch,
+            (Decision::InProgress { lease_end }, _) => Some(lease_end),
+            _ => None,
+        };
+        let in_progress = Begun::InProgress {
+            lease_end,
+            retry_after: lease_end.map(|end| end - now),
+        };
+        match (patience.left(), lease_end) {
+            // The holder is in the middle of something: queue for its lock.
+            (Some(left), _) if !locked => {
+                waited_for_lock = lock::lock_within(key.identity.key_tag, Mode::Exclusive, left);
+            }
+            // A lease: register to be woken, look once more, then sleep.
+            (Some(left), Some(lease_end)) => {
+                if registered {
+                    sleep_until_lease_ends(lease_end - pg::now(), left, &patience)?;
+                }
+                registered = registered || lock::try_lock(key.identity.wake_tag, Mode::Share);
+            }
+            (None, None) if wait == 0 => match pauses.next() {
+                Some(pause) => pg::pause(*pause),
+                None => break in_progress,
+            },
+            _ => break in_progress,
+        }
+    };
+    if registered {
+        lock::unlock(key.identity.wake_tag, Mode::Share);
+    }
+    Ok(begun)
+}
+
+/// One sleep of a waiter for a lease; `lock_timeout` counts from the start of the wait.
+fn sleep_until_lease_ends(
+    to_lease_end: Micros,
+    left: Micros,
+    patience: &Patience,
+) -> Result<(), Error> {
+    let mut length = to_lease_end.min(left);
+    if let Some(timeout) = pg::lock_timeout() {
+        let before_timeout = timeout - patience.elapsed();
+        if before_timeout <= 0 {
+            return Err(Error::LockTimeout);
+        }
+        length = length.min(before_timeout);
+    }
+    if length > 0 {
+        lock::sleep(length);
+    }
+    Ok(())
+}
+
+/// Makes the claim; the key's lock is held and stays held until the transaction ends.
+fn acquire(
+    storage: &Storage,
+    key: &Key,
+    fingerprint: Option<Fingerprint>,
+    lease: Option<Micros>,
+    attempt: i32,
+    found: Option<&Found>,
+) -> Result<Begun, Error> {
+    let token = pg::new_token();
+    let now = pg::now();
+    // A takeover goes on with the record: its age and, unless a new one is given, its fingerprint.
+    let (fingerprint, created_at) = match found.map(|found| &found.stored) {
+        Some(Stored::Claim(taken)) => (fingerprint.or(taken.fingerprint), taken.created_at),
+        _ => (fingerprint, now),
+    };
+    let mut lease_end = None;
+    if let Some(lease) = lease {
+        let end = now + lease;
+        lease_end = Some(end);
+        let claim = StoredClaim {
+            token,
+            created_at,
+            lease_end: end,
+            lease,
+            attempt,
+            fingerprint,
+        };
+        storage.put_claim(key, &claim, found);
+        pg::force_sync_commit();
+    }
+    xact::claim(Claim {
+        identity: key.identity,
+        token,
+        fingerprint,
+        lease,
+        attempt,
+        created_at,
+        stale_row: lease.is_none() && found.is_some(),
+    });
+    Ok(Begun::Acquired {
+        token,
+        attempt,
+        lease_end,
+    })
+}
+
+/// `idem_begin` repeated in the transaction that holds the key: the same claim again.
+fn begin_again(
+    function: pg_sys::Oid,
+    key: &Key,
+    claim: Claim,
+    fingerprint: Option<Fingerprint>,
+    lease: Option<Micros>,
+) -> Result<Begun, Error> {
+    if !same_request(claim.fingerprint, fingerprint) {
+        return Ok(Begun::Mismatch);
+    }
+    if claim.lease != lease {
+        return Err(Error::OtherLease);
+    }
+    let mut lease_end = None;
+    if lease.is_some() {
+        let storage = Storage::open(function, Access::Read)?;
+        lease_end = match own_claim(storage.find(key, Look::Newest)?, &claim.token) {
+            Ok((_, stored)) => Some(stored.lease_end),
+            Err(lost) => return Err(Error::ClaimLost(lost)),
+        };
+        storage.close(false);
+    }
+    Ok(Begun::Acquired {
+        token: claim.token,
+        attempt: claim.attempt,
+        lease_end,
+    })
+}
+
+/// What `idem_complete` is given.
+pub struct Completion {
+    pub result: Option<Varlena>,
+    pub body: Option<Varlena>,
+    pub ttl: Micros,
+}
+
+/// Completes the claim that `token` proves, or that this transaction holds if there is none.
+pub fn complete(
+    function: pg_sys::Oid,
+    key: &Key,
+    completion: &Completion,
+    token: Option<Token>,
+) -> Result<(), Error> {
+    let bytes = completion.body.map_or(0, Varlena::octets)
+        + completion.result.map_or(0, Varlena::jsonb_text_octets);
+    let limit = settings::max_result_size();
+    if bytes > limit {
+        return Err(Error::ResultTooLarge { bytes, limit });
+    }
+
+    match held_here(key, token)? {
+        Holding::Open(claim) if claim.lease.is_none() => {
+            let storage = Storage::open(function, Access::Write)?;
+            if claim.stale_row
+                && let Some(stale) = storage.find(key, Look::Newest)?
+            {
+                storage.remove(&stale);
+            }
+            let claim_row = (
+                claim.token,
+                claim.created_at,
+                claim.attempt,
+                claim.fingerprint,
+            );
+            put_completion(&storage, key, completion, claim_row);
+            storage.close(true);
+        }
+        Holding::Completed => return Ok(()),
+        Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => {
+            lock::lock(key.identity.key_tag, Mode::Exclusive);
+            lock::wake(key.identity.wake_tag);
+            let storage = Storage::open(function, Access::Write)?;
+            let (found, claim) = match own_claim(storage.find(key, Look::Newest)?, &token) {
+                Ok(own) => own,
+                Err(Lost::CompletedAlready) => {
+                    storage.close(false);
+                    lock::unlock(key.identity.key_tag, Mode::Exclusive);
+                    return Ok(());
+                }
+                Err(lost) => return Err(Error::ClaimLost(lost)),
+            };
+            storage.remove(&found);
+            let claim_row = (
+                claim.token,
+                claim.created_at,
+                claim.attempt,
+                claim.fingerprint,
+            );
+            put_completion(&storage, key, completion, claim_row);
+            storage.close(true);
+        }
+    }
+    xact::end(&key.identity, End::Completed);
+    Ok(())
+}
+
+fn put_completion(
+    storage: &Storage,
+    key: &Key,
+    completion: &Completion,
+    (token, created_at, attempt, fingerprint): (Token, Moment, i32, Option<Fingerprint>),
+) {
+    let completed_at = pg::now();
+    storage.put_completion(
+        key,
+        &StoredCompletion {
+            token,
+            created_at,
+            completed_at,
+            expires_at: completed_at + completion.ttl,
+            attempt,
+            fingerprint,
+            result: completion.result,
+            body: completion.body,
+        },
+    );
+}
+
+/// Gives the claim up, so that the next caller runs. False, and nothing changed, if the token (or,
+/// without one, this transaction) does not hold the key.
+pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result<bool, Error> {
+    let (token, stale_row) = match held_here(key, token) {
+        Ok(Holding::Open(Claim {
+            lease: None,
+            stale_row: false,
+            ..
+        })) => {
+            xact::end(&key.identity, End::Released);
+            return Ok(true);
+        }
+        Ok(Holding::Open(claim)) => (claim.token, claim.stale_row),
+        Ok(Holding::Elsewhere(token)) => (token, false),
+        Ok(Holding::Completed) | Err(_) => return Ok(false),
+    };
+    lock::lock(key.identity.key_tag, Mode::Exclusive);
+    lock::wake(key.identity.wake_tag);
+    let storage = Storage::open(function, Access::Write)?;
+    let found = storage.find(key, Look::Newest)?;
+    let released = match found {
+        // This transaction took the key over: what it replaced goes with its claim.
+        Some(stale) if stale_row => {
+            storage.remove(&stale);
+            true
+        }
+        found => match own_claim(found, &token) {
+            Ok((own, _)) => {
+                storage.remove(&own);
+                true
+            }
+            Err(_) => stale_row,
+        },
+    };
+    storage.close(released);
+    if released {
+        xact::end(&key.identity, End::Released);
+    } else {
+        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+    }
+    Ok(released)
+}
+
+/// Gives the claim a new lease from now on; `None` repeats its own. Returns the lease's end.
+pub fn extend(
+    function: pg_sys::Oid,
+    key: &Key,
+    token: Option<Token>,
+    lease: Option<Micros>,
+) -> Result<Moment, Error> {
+    let token = match held_here(key, token)? {
+        Holding::Open(Claim { lease: None, .. }) => return Err(Error::NoLease),
+        Holding::Completed => return Err(Error::ClaimLost(Lost::CompletedAlready)),
+        Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => token,
+    };
+    lock::lock(key.identity.key_tag, Mode::ShareUpdateExclusive);
+    let storage = Storage::open(function, Access::Write)?;
+    let (found, claim) =
+        own_claim(storage.find(key, Look::Newest)?, &token).map_err(Error::ClaimLost)?;
+    let lease = lease.unwrap_or(claim.lease);
+    let lease_end = pg::now() + lease;
+    storage.put_claim(
+        key,
+        &StoredClaim {
+            lease,
+            lease_end,
+            ..claim
+        },
+        Some(&found),
+    );
+    pg::force_sync_commit();
+    storage.close(true);
+    Ok(lease_end)
+}
+
+/// The live record under the key, or an abandoned claim; `None` if there is none. Reads only.
+pub fn get(function: pg_sys::Oid, key: &Key) -> Result<Option<(Found, &'static str)>, Error> {
+    let storage = Storage::open(function, Access::Read)?;
+    let found = storage.find(key, Look::Snapshot)?;
+    storage.close(false);
+    let now = pg::now();
+    Ok(found.and_then(|found| {
+        let state = match &found.stored {
+            Stored::Completed(done) if done.expires_at <= now => return None,
+            Stored::Completed(_) => "completed",
+            Stored::Claim(claim) if claim.lease_end <= now => "abandoned",
+            Stored::Claim(_) => "in_progress",
+        };
+        Some((found, state))
+    }))
+}
+
+/// Removes whatever is under the key, this transaction's own claim included. False if there is
+/// nothing.
+pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
+    lock::lock(key.identity.key_tag, Mode::Exclusive);
+    lock::wake(key.identity.wake_tag);
+    let storage = Storage::open(function, Access::Write)?;
+    let found = storage.find(key, Look::Newest)?;
+    if let Some(found) = &found {
+        storage.remove(found);
+    }
+    let held = xact::open(&key.identity).is_some();
+    let forgotten = found.is_some() || held;
+    storage.close(forgotten);
+    if held {
+        xact::end(&key.identity, End::Released);
+    }
+    if !forgotten {
+        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+    }
+    Ok(forgotten)
+}
+
+/// What this transaction knows of the claim that a caller means.
+enum Holding {
+    /// It made the claim, which is open.
+    Open(Claim),
+    /// It made the claim and completed it.
+    Completed,
+    /// Another transaction made the claim, if anybody did: this token decides.
+    Elsewhere(Token),
+}
+
+/// Without a token the claim of this transaction is meant.
+fn held_here(key: &Key, token: Option<Token>) -> Result<Holding, Error> {
+    match (xact::latest(&key.identity), token) {
+        (Some((claim, end)), token) if token.is_none_or(|token| token == claim.token) => {
+            match end {
+                None => Ok(Holding::Open(claim)),
+                Some(End::Completed) => Ok(Holding::Completed),
+                Some(End::Released) => Err(Error::ClaimLost(match token {
+                    Some(_) => Lost::Absent,
+                    None => Lost::NotHeldHere,
+                })),
+            }
+        }
+        // While this transaction holds the key, no other token can.
+        (Some((_, None)), Some(_)) => Err(Error::ClaimLost(Lost::TakenOver)),
+        (_, Some(token)) => Ok(Holding::Elsewhere(token)),
+        (_, None) => Err(Error::ClaimLost(Lost::NotHeldHere)),
+    }
+}
+
+/// The stored claim, if `token` holds it; else why not. The key's lock is held.
+fn own_claim(found: Option<Found>, token: &Token) -> Result<(Found, StoredClaim), Lost> {
+    let Some(found) = found else {
+        return Err(Lost::Absent);
+    };
+    match &found.stored {
+        Stored::Claim(claim) if claim.token == *token => {
+            let claim = StoredClaim { ..*claim };
+            Ok((found, claim))
+        }
+        Stored::Claim(_) => Err(Lost::TakenOver),
+        Stored::Completed(done) if done.token == *token => Err(Lost::CompletedAlready),
+        Stored::Completed(done) if done.expires_at <= pg::now() => Err(Lost::Absent),
+        Stored::Completed(_) => Err(Lost::CompletedByOther),
+    }
+}

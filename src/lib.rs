@@ -1,0 +1,22 @@
+//! idem: idempotency keys for PostgreSQL.
+//!
+//! A call walks through four rooms: [`functions`] decodes the SQL arguments, [`idempotency`] asks
+//! `idem_core` what the stored record means and carries that out, [`storage`] reads and writes
+//! the records, [`pg`] is the only place that talks to PostgreSQL. See ARCHITECTURE.md.
+
+mod functions;
+mod idempotency;
+mod pg;
+mod settings;
+mod storage;
+
+pgrx::pg_module_magic!(name, version);
+
+// What `cargo pgrx` installs is this very file; `make install` copies it.
+pgrx::extension_sql_file!("../sql/idem.sql", name = "idem", finalize);
+
+/// Called by PostgreSQL when the library is loaded.
+#[pgrx::pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    settings::define();
+}

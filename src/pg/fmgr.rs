@@ -1,0 +1,461 @@
+//! SQL function calls: how arguments come in, results go out and errors are raised.
+//!
+//! pgrx's own function macros are not used here, for one reason: its guard turns an SQLSTATE that it
+//! does not know into XX000 and can put a backtrace into DETAIL. [`enter`] is the guard of this
+//! library: it runs the Rust body, catches both kinds of failure (an [`Error`] of ours, a panic that
+//! carries an error of PostgreSQL's) and raises it from a frame that owns nothing to drop, since
+//! PostgreSQL leaves it by longjmp.
+
+use idem_core::duration::Interval;
+use idem_core::error::Error;
+use idem_core::{Micros, Moment, Token};
+use pgrx::pg_sys;
+use pgrx::pg_sys::panic::CaughtError;
+use std::any::Any;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr::null;
+
+/// Any varlena value (text, bytea, jsonb): its datum, readable as long as the current call runs.
+#[derive(Clone, Copy)]
+pub struct Varlena(pub(super) pg_sys::Datum);
+
+impl Varlena {
+    /// The payload bytes; fetched and decompressed if need be.
+    pub fn bytes<'a>(self) -> &'a [u8] {
+        // SAFETY: the datum is a varlena; the detoasted value lives in the datum itself or in the
+        // current memory context, both of which outlive the call.
+        unsafe {
+            let detoasted = pg_sys::pg_detoast_datum_packed(self.0.cast_mut_ptr());
+            let length = pgrx::varsize_any_exhdr(detoasted);
+            std::slice::from_raw_parts(pgrx::vardata_any(detoasted).cast(), length)
+        }
+    }
+
+    /// Number of bytes of the payload, without fetching or decompressing it.
+    pub fn octets(self) -> u64 {
+        // SAFETY: the datum is a varlena.
+        let size = unsafe { pg_sys::toast_raw_datum_size(self.0) };
+        (size - pg_sys::VARHDRSZ) as u64
+    }
+
+    /// For a jsonb: the number of bytes of its text form.
+    pub fn jsonb_text_octets(self) -> u64 {
+        // SAFETY: the datum is a jsonb, its container follows the 4-byte header that detoasting
+        // ensures; the text is palloc'd and freed here.
+        unsafe {
+            let jsonb = pg_sys::pg_detoast_datum(self.0.cast_mut_ptr());
+            let container = jsonb.cast::<u8>().add(pg_sys::VARHDRSZ).cast();
+            let estimate = pgrx::varsize_any(jsonb) as c_int;
+            let text = pg_sys::JsonbToCString(std::ptr::null_mut(), container, estimate);
+            let octets = CStr::from_ptr(text).count_bytes() as u64;
+            pg_sys::pfree(text.cast());
+            octets
+        }
+    }
+
+    /// A copy in the current memory context that needs no table to be read.
+    pub(super) fn detached(self) -> Varlena {
+        // SAFETY: the datum is a varlena.
+        Varlena(pg_sys::Datum::from(unsafe {
+            pg_sys::pg_detoast_datum_copy(self.0.cast_mut_ptr())
+        }))
+    }
+
+    /// A new varlena with these bytes, in the current memory context.
+    pub fn new(bytes: &[u8]) -> Varlena {
+        // SAFETY: copies the bytes.
+        Varlena(pg_sys::Datum::from(unsafe {
+            pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as c_int)
+        }))
+    }
+}
+
+/// One column of a result row, or one result.
+#[derive(Clone, Copy)]
+pub enum Value {
+    Null,
+    Bool(bool),
+    Int(i32),
+    Moment(Moment),
+    Interval(Micros),
+    Token(Token),
+    Static(&'static str),
+    Varlena(Varlena),
+}
+
+impl<T: Into<Value>> From<Option<T>> for Value {
+    fn from(value: Option<T>) -> Value {
+        value.map_or(Value::Null, Into::into)
+    }
+}
+
+impl From<Varlena> for Value {
+    fn from(value: Varlena) -> Value {
+        Value::Varlena(value)
+    }
+}
+
+impl Value {
+    /// The datum, allocated in the current memory context where it is passed by reference.
+    pub(super) fn datum(self) -> Option<pg_sys::Datum> {
+        Some(match self {
+            Value::Null => return None,
+            Value::Bool(value) => pg_sys::Datum::from(value),
+            Value::Int(value) => pg_sys::Datum::from(value),
+            Value::Moment(value) => pg_sys::Datum::from(value),
+            Value::Interval(micros) => allocated(pg_sys::Interval {
+                time: micros,
+                day: 0,
+                month: 0,
+            }),
+            Value::Token(token) => allocated(token),
+            Value::Static(text) => Varlena::new(text.as_bytes()).0,
+            Value::Varlena(value) => value.0,
+        })
+    }
+}
+
+/// `value` in the current memory context.
+fn allocated<T: Copy>(value: T) -> pg_sys::Datum {
+    // SAFETY: palloc returns memory aligned for every PostgreSQL type, of the size asked for.
+    unsafe {
+        let place = pg_sys::palloc(size_of::<T>()).cast::<T>();
+        place.write(value);
+        pg_sys::Datum::from(place)
+    }
+}
+
+/// The call in progress.
+pub struct Call {
+    fcinfo: pg_sys::FunctionCallInfo,
+}
+
+impl Call {
+    /// The OID of the SQL function that was called.
+    pub fn function(&self) -> pg_sys::Oid {
+        // SAFETY: `enter` checked that flinfo is set.
+        unsafe { (*(*self.fcinfo).flinfo).fn_oid }
+    }
+
+    fn argument(&self, index: usize) -> Option<pg_sys::Datum> {
+        // SAFETY: `enter` checked the number of arguments; an index beyond is a panic.
+        let argument =
+            unsafe { (&(*self.fcinfo).args).as_slice((*self.fcinfo).nargs as usize)[index] };
+        (!argument.isnull).then_some(argument.value)
+    }
+
+    /// A text, bytea or jsonb argument as it came.
+    pub fn varlena(&self, index: usize) -> Option<Varlena> {
+        self.argument(index).map(Varlena)
+    }
+
+    /// The bytes of a text or bytea argument.
+    pub fn bytes(&self, index: usize) -> Option<&[u8]> {
+        self.varlena(index).map(Varlena::bytes)
+    }
+
+    pub fn token(&self, index: usize) -> Option<Token> {
+        // SAFETY: a uuid datum points to 16 bytes.
+        self.argument(index)
+            .map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
+    }
+
+    pub fn interval(&self, index: usize) -> Option<Interval> {
+        self.argument(index).map(|datum| {
+            // SAFETY: an interval datum points to an Interval.
+            let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
+            Interval {
+                months: interval.month,
+                days: interval.day,
+                micros: interval.time,
+            }
+        })
+    }
+
+    pub fn bool(&self, index: usize) -> Option<bool> {
+        self.argument(index).map(|datum| datum.value() != 0)
+    }
+
+    /// Returns a scalar.
+    pub fn value(&self, value: Value) -> pg_sys::Datum {
+        let datum = value.datum();
+        // SAFETY: fcinfo is valid during the call.
+        unsafe { (*self.fcinfo).isnull = datum.is_none() };
+        datum.unwrap_or(pg_sys::Datum::null())
+    }
+
+    /// Returns one row of the given shape.
+    pub fn row<const N: usize>(
+        &self,
+        shape: &'static Shape<N>,
+        values: [Value; N],
+    ) -> pg_sys::Datum {
+        let mut nulls = [false; N];
+        let mut datums = [pg_sys::Datum::null(); N];
+        for (i, value) in values.into_iter().enumerate() {
+            match value.datum() {
+                Some(datum) => datums[i] = datum,
+                None => nulls[i] = true,
+            }
+        }
+        // SAFETY: the descriptor has N columns of the types the values have.
+        unsafe {
+            let tuple = pg_sys::heap_form_tuple(
+                shape.descriptor(),
+                datums.as_mut_ptr(),
+                nulls.as_mut_ptr(),
+            );
+            (*self.fcinfo).isnull = false;
+            pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+        }
+    }
+
+    /// For a set-returning function: says that the row just returned is the only one.
+    pub fn only_row(&self, row: pg_sys::Datum) -> Result<pg_sys::Datum, Error> {
+        self.set_done(pg_sys::ExprDoneCond::ExprSingleResult)?;
+        Ok(row)
+    }
+
+    /// For a set-returning function: returns no row.
+    pub fn no_row(&self) -> Result<pg_sys::Datum, Error> {
+        self.set_done(pg_sys::ExprDoneCond::ExprEndResult)?;
+        Ok(self.value(Value::Null))
+    }
+
+    fn set_done(&self, done: pg_sys::ExprDoneCond::Type) -> Result<(), Error> {
+        // SAFETY: resultinfo, if it is set at all, points to a Node; its tag says which.
+        unsafe {
+            let info = (*self.fcinfo).resultinfo.cast::<pg_sys::ReturnSetInfo>();
+            if info.is_null() || (*info).type_ != pg_sys::NodeTag::T_ReturnSetInfo {
+                return Err(Error::OtherVersion {
+                    found: "A set-returning function was declared as returning one row.",
+                });
+            }
+            (*info).isDone = done;
+        }
+        Ok(())
+    }
+}
+
+/// The columns of a composite result, by name and type; the descriptor is made once for a backend.
+pub struct Shape<const N: usize> {
+    columns: [(&'static CStr, pg_sys::BuiltinOid); N],
+    descriptor: std::sync::OnceLock<Descriptor>,
+}
+
+struct Descriptor(pg_sys::TupleDesc);
+
+// SAFETY: a backend has one thread; the statics that hold shapes need the markers all the same.
+unsafe impl Send for Descriptor {}
+// SAFETY: as above.
+unsafe impl Sync for Descriptor {}
+
+impl<const N: usize> Shape<N> {
+    pub const fn new(columns: [(&'static CStr, pg_sys::BuiltinOid); N]) -> Shape<N> {
+        Shape {
+            columns,
+            descriptor: std::sync::OnceLock::new(),
+        }
+    }
+
+    fn descriptor(&self) -> pg_sys::TupleDesc {
+        self.descriptor
+            .get_or_init(|| {
+                // SAFETY: the descriptor is built in TopMemoryContext, so that it lives as long as
+                // the backend; an error on the way leaks a few bytes and leaves the cell empty.
+                unsafe {
+                    let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+                    let descriptor = pg_sys::CreateTemplateTupleDesc(N as c_int);
+                    for (i, (name, kind)) in self.columns.iter().enumerate() {
+                        pg_sys::TupleDescInitEntry(
+                            descriptor,
+                            i as i16 + 1,
+                            name.as_ptr(),
+                            (*kind).into(),
+                            -1,
+                            0,
+                        );
+                    }
+                    let descriptor = pg_sys::BlessTupleDesc(descriptor);
+                    pg_sys::MemoryContextSwitchTo(before);
+                    Descriptor(descriptor)
+                }
+            })
+            .0
+    }
+}
+
+/// What [`raise`] hands to PostgreSQL. The texts live in [`LAST_REPORT`].
+#[derive(Clone, Copy)]
+struct Report {
+    sqlstate: c_int,
+    message: *const c_char,
+    detail: *const c_char,
+    hint: *const c_char,
+}
+
+thread_local! {
+    /// The texts of the last error raised: kept here, and not on a stack that longjmp leaves.
+    static LAST_REPORT: RefCell<[Option<CString>; 3]> = const { RefCell::new([const { None }; 3]) };
+}
+
+impl Report {
+    fn new(sqlstate: c_int, texts: [Option<String>; 3]) -> Report {
+        let texts = texts.map(|text| text.and_then(|text| CString::new(text).ok()));
+        LAST_REPORT.with_borrow_mut(|last| {
+            *last = texts;
+            let [message, detail, hint] = last
+                .each_ref()
+                .map(|text| text.as_ref().map_or(null(), |text| text.as_ptr()));
+            Report {
+                sqlstate,
+                message,
+                detail,
+                hint,
+            }
+        })
+    }
+
+    fn of_error(error: &Error) -> Report {
+        let texts = [Some(error.message()), error.detail(), error.hint()];
+        Report::new(pack_sqlstate(error.sqlstate()), texts)
+    }
+
+    /// An error that PostgreSQL raised within a call of ours, or a panic (a bug) of our own.
+    fn of_panic(payload: Box<dyn Any + Send>) -> Report {
+        let internal = pg_sys::errcodes::PgSqlErrorCode::ERRCODE_INTERNAL_ERROR as c_int;
+        let text = match payload.downcast::<CaughtError>() {
+            Ok(caught) => {
+                let (CaughtError::PostgresError(error)
+                | CaughtError::ErrorReport(error)
+                | CaughtError::RustPanic { ereport: error, .. }) = *caught;
+                let owned = |text: Option<&str>| text.map(str::to_string);
+                return Report::new(
+                    error.sql_error_code() as c_int,
+                    [
+                        Some(error.message().to_string()),
+                        owned(error.detail()),
+                        owned(error.hint()),
+                    ],
+                );
+            }
+            Err(other) => match other.downcast::<String>() {
+                Ok(text) => *text,
+                Err(other) => other
+                    .downcast_ref::<&str>()
+                    .unwrap_or(&"unknown")
+                    .to_string(),
+            },
+        };
+        Report::new(internal, [Some(format!("idem failed: {text}")), None, None])
+    }
+}
+
+/// The packing of elog.h: six bits a character.
+fn pack_sqlstate(state: &str) -> c_int {
+    state.bytes().rev().fold(0, |packed, byte| {
+        (packed << 6) | (c_int::from(byte.wrapping_sub(b'0')) & 0x3F)
+    })
+}
+
+// Declared here because pgrx keeps them out of its bindings: they must be called from a frame
+// without destructors, which is the case in `raise` only.
+unsafe extern "C-unwind" {
+    fn errstart(level: c_int, domain: *const c_char) -> bool;
+    fn errcode(sqlstate: c_int) -> c_int;
+    fn errmsg_internal(format: *const c_char, ...) -> c_int;
+    fn errdetail_internal(format: *const c_char, ...) -> c_int;
+    fn errhint(format: *const c_char, ...) -> c_int;
+    fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+}
+
+/// Raises an error. The caller's frames up to PostgreSQL must own nothing to drop.
+unsafe fn raise(report: Report) -> ! {
+    let format = c"%s".as_ptr();
+    // SAFETY: this is the expansion of ereport(ERROR, …) with constant formats; the texts live on in
+    // LAST_REPORT. errfinish does not return at this level.
+    unsafe {
+        errstart(pgrx::PgLogLevel::ERROR as c_int, null());
+        errcode(report.sqlstate);
+        errmsg_internal(format, report.message);
+        if !report.detail.is_null() {
+            errdetail_internal(format, report.detail);
+        }
+        if !report.hint.is_null() {
+            errhint(format, report.hint);
+        }
+        errfinish(null(), 0, null());
+    }
+    unreachable!("an error of level ERROR returned")
+}
+
+/// Runs `body` and keeps every failure as a report; owns nothing when it returns.
+#[inline(never)]
+fn caught<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Report> {
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(Report::of_error(&error)),
+        Err(payload) => Err(Report::of_panic(payload)),
+    }
+}
+
+/// Runs the body of a callback that PostgreSQL called, raising what fails.
+///
+/// # Safety
+/// The caller is an `extern` function called by PostgreSQL that owns nothing to drop.
+pub(super) unsafe fn guarded(body: impl FnOnce() -> Result<(), Error> + Copy) {
+    if let Err(report) = caught(body) {
+        // SAFETY: `body` is Copy, so this frame owns nothing to drop; the caller vouches for its own.
+        unsafe { raise(report) }
+    }
+}
+
+/// Runs the body of an SQL function with `arguments` arguments, raising what fails.
+///
+/// # Safety
+/// `fcinfo` is what PostgreSQL called the function with; the caller owns nothing to drop.
+pub unsafe fn enter(
+    fcinfo: pg_sys::FunctionCallInfo,
+    arguments: i16,
+    body: fn(&Call) -> Result<pg_sys::Datum, Error>,
+) -> pg_sys::Datum {
+    let outcome = caught(|| {
+        // SAFETY: the caller vouches for fcinfo.
+        let fits = unsafe { (*fcinfo).nargs == arguments && !(*fcinfo).flinfo.is_null() };
+        if !fits {
+            return Err(Error::OtherVersion {
+                found: "The SQL function has another number of arguments than the library expects.",
+            });
+        }
+        body(&Call { fcinfo })
+    });
+    match outcome {
+        Ok(datum) => datum,
+        // SAFETY: what is in this frame is Copy.
+        Err(report) => unsafe { raise(report) },
+    }
+}
+
+/// Makes Rust functions callable from SQL: `name(arguments) => body`.
+macro_rules! sql_functions {
+    ($($name:ident($arguments:literal) => $body:path;)*) => {$(
+        const _: () = {
+            #[unsafe(export_name = concat!("pg_finfo_", stringify!($name)))]
+            extern "C-unwind" fn version() -> &'static pgrx::pg_sys::Pg_finfo_record {
+                const V1: pgrx::pg_sys::Pg_finfo_record = pgrx::pg_sys::Pg_finfo_record { api_version: 1 };
+                &V1
+            }
+
+            #[unsafe(export_name = stringify!($name))]
+            unsafe extern "C-unwind" fn call(
+                fcinfo: pgrx::pg_sys::FunctionCallInfo,
+            ) -> pgrx::pg_sys::Datum {
+                // SAFETY: PostgreSQL calls this with a valid fcinfo; nothing here needs dropping.
+                unsafe { $crate::pg::fmgr::enter(fcinfo, $arguments, $body) }
+            }
+        };
+    )*};
+}
+pub(crate) use sql_functions;

@@ -1,0 +1,236 @@
+//! The lock manager: a key's lock, waiting for it with a deadline, sleeping until a lease ends.
+//!
+//! A key's lock is an advisory lock of the current transaction in a tag space of its own (see
+//! `idem_core::identity`). It costs no xid and no WAL, takes part in deadlock detection, is given to
+//! a prepared transaction by PREPARE and is gone, whatever happens, when its transaction is.
+//!
+//! **Owner.** Every lock is taken and given back with `CurrentResourceOwner` set to the current
+//! (sub)transaction's. Otherwise it would belong to the portal: when a FETCH from a cursor fails
+//! inside a savepoint, the portal's locks go while the savepoint's claims stay.
+//!
+//! **Deadlines.** PostgreSQL can only give up waiting for a lock by raising an error. So a wait with
+//! a deadline runs in an internal subtransaction with `lock_timeout` lowered to the deadline; the
+//! error is swallowed if it can only be our own deadline. Every other error (cancel, deadlock, the
+//! user's own lock_timeout) goes on to the user once the subtransaction is rolled back.
+//!
+//! **Sleep and wake.** Whoever holds a key on a lease holds no lock. A waiter takes the *wake* tag in
+//! share mode, looks once more, and sleeps on its latch until the lease's end or its deadline.
+//! Whoever takes the key's lock to end or change such a claim calls [`wake`], which finds the
+//! waiters among the holders of the wake tag and sets their latches: they then queue for the key's
+//! lock. No wake-up is lost: a waiter that registers after `wake` has looked finds the key's lock
+//! taken.
+
+use idem_core::Micros;
+use idem_core::identity::Tag;
+use pgrx::pg_sys;
+use pgrx::pg_sys::errcodes::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE;
+use pgrx::pg_sys::panic::CaughtError;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// How strongly a key is locked. Who changes its holder excludes everybody; who only prolongs its
+/// claim excludes others who do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Claiming, completing, releasing, forgetting.
+    Exclusive = pg_sys::ExclusiveLock as isize,
+    /// Extending.
+    ShareUpdateExclusive = pg_sys::ShareUpdateExclusiveLock as isize,
+    /// Waiting for a lease to end (on the wake tag only).
+    Share = pg_sys::ShareLock as isize,
+}
+
+fn locktag(tag: Tag) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        // SAFETY: a plain global, set once when the backend starts.
+        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field2: tag.field2,
+        locktag_field3: tag.field3,
+        locktag_field4: tag.field4,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
+    }
+}
+
+/// Restores `CurrentResourceOwner` when dropped: a plain assignment, safe during unwinding.
+struct OwnerGuard(pg_sys::ResourceOwner);
+
+impl Drop for OwnerGuard {
+    fn drop(&mut self) {
+        // SAFETY: a plain global of this single-threaded backend; the saved owner is still alive,
+        // because the call that runs under it is.
+        unsafe { pg_sys::CurrentResourceOwner = self.0 };
+    }
+}
+
+/// Runs `body` with the current (sub)transaction as the owner of what it takes or gives back.
+pub(super) fn owned_by_transaction<T>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: plain globals of this single-threaded backend.
+    let _guard = unsafe {
+        let before = pg_sys::CurrentResourceOwner;
+        pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
+        OwnerGuard(before)
+    };
+    body()
+}
+
+fn acquire(tag: Tag, mode: Mode, dont_wait: bool) -> bool {
+    let tag = locktag(tag);
+    // SAFETY: the tag is valid; an error leaves as a panic.
+    let result = owned_by_transaction(|| unsafe {
+        pg_sys::LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait)
+    });
+    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Takes the lock if that needs no waiting. 53200 if the lock table is full.
+pub fn try_lock(tag: Tag, mode: Mode) -> bool {
+    acquire(tag, mode, true)
+}
+
+/// Takes the lock, waiting as an UPDATE would: 55P03 after `lock_timeout`, 57014 on cancel or
+/// `statement_timeout`, 40P01 on deadlock.
+pub fn lock(tag: Tag, mode: Mode) {
+    acquire(tag, mode, false);
+}
+
+/// Gives back a lock taken in the same call.
+pub fn unlock(tag: Tag, mode: Mode) {
+    let tag = locktag(tag);
+    // SAFETY: the tag is valid; giving back what is not held is a WARNING and returns false.
+    owned_by_transaction(|| unsafe {
+        pg_sys::LockRelease(&tag, mode as pg_sys::LOCKMODE, false);
+    });
+}
+
+/// Restores `LockTimeout` when dropped: a plain assignment, safe during unwinding.
+struct LockTimeoutGuard(i32);
+
+impl Drop for LockTimeoutGuard {
+    fn drop(&mut self) {
+        // SAFETY: a plain global of this single-threaded backend.
+        unsafe { pg_sys::LockTimeout = self.0 };
+    }
+}
+
+/// Takes the lock, waiting for `patience` (above 0) at the most; says whether it was got. Errors as
+/// [`lock`], `lock_timeout` only if it is shorter than `patience`.
+pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
+    let millis = i32::try_from(whole_millis(patience)).unwrap_or(i32::MAX);
+    // SAFETY: plain globals of this single-threaded backend.
+    let (users, context, owner) = unsafe {
+        (
+            pg_sys::LockTimeout,
+            pg_sys::CurrentMemoryContext,
+            pg_sys::CurrentResourceOwner,
+        )
+    };
+    let ours = users == 0 || millis < users;
+
+    // SAFETY: the pattern of PL/pgSQL's exception blocks: begin a subtransaction, come back to the
+    // caller's memory context, and at the end release or roll back, then restore context and owner.
+    unsafe {
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+    }
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        let _guard = LockTimeoutGuard(users);
+        if ours {
+            // SAFETY: a plain global of this single-threaded backend, read when the wait begins.
+            unsafe { pg_sys::LockTimeout = millis };
+        }
+        lock(tag, mode);
+    }));
+    // SAFETY: as above.
+    unsafe {
+        match outcome {
+            Ok(()) => pg_sys::ReleaseCurrentSubTransaction(),
+            Err(_) => {
+                pg_sys::MemoryContextSwitchTo(context);
+                pg_sys::RollbackAndReleaseCurrentSubTransaction();
+            }
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+    }
+    match outcome {
+        Ok(()) => true,
+        Err(payload) => match payload.downcast_ref::<CaughtError>() {
+            Some(CaughtError::PostgresError(error))
+                if ours && error.sql_error_code() == ERRCODE_LOCK_NOT_AVAILABLE =>
+            {
+                false
+            }
+            _ => resume_unwind(payload),
+        },
+    }
+}
+
+/// Sets the latch of everybody who sleeps until the key with this wake tag is free.
+pub fn wake(wake_tag: Tag) {
+    let tag = locktag(wake_tag);
+    // SAFETY: GetLockConflicts returns a palloc'd array that ends with an invalid entry; a PGPROC is
+    // in shared memory for ever, and setting the latch of one that has changed hands does no harm.
+    unsafe {
+        let mut count = 0;
+        let waiters =
+            pg_sys::GetLockConflicts(&tag, pg_sys::ExclusiveLock as pg_sys::LOCKMODE, &mut count);
+        for i in 0..count as usize {
+            let proc = proc_of(*waiters.add(i));
+            if !proc.is_null() {
+                pg_sys::SetLatch(&raw mut (*proc).procLatch);
+            }
+        }
+    }
+}
+
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+unsafe fn proc_of(id: pg_sys::VirtualTransactionId) -> *mut pg_sys::PGPROC {
+    unsafe extern "C-unwind" {
+        // storage/sinvaladt.h, which pgrx's bindings leave out; it raises nothing.
+        fn BackendIdGetProc(backend: std::ffi::c_int) -> *mut pg_sys::PGPROC;
+    }
+    // SAFETY: any number is allowed; NULL for one that is no backend's.
+    unsafe { BackendIdGetProc(id.backendId) }
+}
+
+#[cfg(any(feature = "pg17", feature = "pg18"))]
+unsafe fn proc_of(id: pg_sys::VirtualTransactionId) -> *mut pg_sys::PGPROC {
+    // SAFETY: any number is allowed; NULL for one that is no backend's.
+    unsafe { pg_sys::ProcNumberGetProc(id.procNumber) }
+}
+
+/// Sleeps until the latch is set or `length` (above 0) is over; cancel and timeouts act.
+pub fn sleep(length: Micros) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    // SAFETY: MyLatch is this backend's own latch.
+    unsafe {
+        pg_sys::WaitLatch(
+            pg_sys::MyLatch,
+            events as i32,
+            whole_millis(length),
+            wait_event(),
+        );
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    super::check_for_interrupts();
+}
+
+/// What `pg_stat_activity` shows of a backend that sleeps: `Extension` and, from 17 on, `IdemLease`.
+fn wait_event() -> u32 {
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    {
+        static EVENT: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+        // SAFETY: the name is a valid C string, copied by the callee.
+        *EVENT.get_or_init(|| unsafe { pg_sys::WaitEventExtensionNew(c"IdemLease".as_ptr()) })
+    }
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    pg_sys::PG_WAIT_EXTENSION
+}
+
+/// Rounds up, so that a sleep never ends before what it waits for; at most a day at a time, which
+/// the callers' loops repeat.
+fn whole_millis(length: Micros) -> i64 {
+    (length / 1_000)
+        .saturating_add(i64::from(length % 1_000 > 0))
+        .clamp(1, 86_400_000)
+}

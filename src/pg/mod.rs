@@ -1,0 +1,97 @@
+//! Everything that talks to PostgreSQL, and all the `unsafe` there is.
+//!
+//! - [`fmgr`]: SQL function calls: arguments, results, errors
+//! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
+//! - [`table`]: reading and writing the extension's tables without SQL
+//! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
+//!
+//! Two rules hold in all of them. A PostgreSQL error arrives as a Rust panic (pgrx catches the
+//! longjmp), so nothing may be dropped by it that calls PostgreSQL again: what must be given back is
+//! given back explicitly on success and left to the transaction's abort otherwise. And no `RefCell`
+//! borrow is held across a call into PostgreSQL, which may call us back.
+
+pub mod fmgr;
+pub mod lock;
+pub mod table;
+pub mod xact;
+
+use idem_core::{Micros, Moment, Token};
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// The server's clock, as `clock_timestamp()`.
+pub fn now() -> Moment {
+    // SAFETY: reads the clock, has no preconditions.
+    unsafe { pg_sys::GetCurrentTimestamp() }
+}
+
+/// A new random token.
+pub fn new_token() -> Token {
+    let mut bytes = [0u8; 16];
+    // SAFETY: the buffer is valid for 16 bytes.
+    let ok = unsafe { pg_sys::pg_strong_random(bytes.as_mut_ptr().cast(), bytes.len()) };
+    // A token that others could guess would be worse than an error.
+    assert!(ok, "could not generate random bytes");
+    idem_core::identity::token_from_random(bytes)
+}
+
+/// Lets cancel, termination and timeouts act here.
+pub fn check_for_interrupts() {
+    pgrx::check_for_interrupts!();
+}
+
+/// Pauses for less than a millisecond; cancel acts afterwards.
+pub fn pause(length: Micros) {
+    // SAFETY: only sleeps.
+    unsafe { pg_sys::pg_usleep(length) };
+    check_for_interrupts();
+}
+
+/// `lock_timeout` in microseconds, unless it is off.
+pub fn lock_timeout() -> Option<Micros> {
+    // SAFETY: a plain global of this single-threaded backend.
+    let millis = unsafe { pg_sys::LockTimeout };
+    (millis > 0).then(|| Micros::from(millis) * 1_000)
+}
+
+/// Raises 25006 in a read-only transaction or on a standby, 25000 in a parallel worker.
+pub fn prevent_unless_writable(function: &CStr) {
+    // SAFETY: the name is a valid C string; both only check and raise.
+    unsafe {
+        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        pg_sys::PreventCommandIfParallelMode(function.as_ptr());
+    }
+}
+
+/// Has the coming commit wait for its WAL to be on disk, whatever `synchronous_commit` says.
+pub fn force_sync_commit() {
+    // SAFETY: sets a flag of the current transaction.
+    unsafe { pg_sys::ForceSyncCommit() };
+}
+
+/// Refuses settings below `prefix` that nobody defined.
+pub fn reserve_setting_prefix(prefix: &CStr) {
+    // SAFETY: the prefix is a valid C string, copied by the callee.
+    unsafe { pg_sys::MarkGUCPrefixReserved(prefix.as_ptr()) };
+}
+
+/// `text` of the database's encoding in UTF-8; in a SQL_ASCII database the bytes as they are.
+pub fn to_utf8(text: &[u8]) -> Vec<u8> {
+    const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
+    const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
+    // SAFETY: the source is valid for its length; the result is either the source itself or a
+    // null-terminated copy in the current memory context.
+    unsafe {
+        let encoding = pg_sys::GetDatabaseEncoding();
+        if encoding == UTF8 || encoding == SQL_ASCII || text.is_ascii() {
+            return text.to_vec();
+        }
+        let converted = pg_sys::pg_do_encoding_conversion(
+            text.as_ptr().cast_mut(),
+            text.len() as i32,
+            encoding,
+            UTF8,
+        );
+        CStr::from_ptr(converted.cast()).to_bytes().to_vec()
+    }
+}

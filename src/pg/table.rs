@@ -1,0 +1,456 @@
+//! Reading and writing the extension's tables without SQL.
+//!
+//! Half the cost of SPI, no predicate locks, and the newest committed state at every isolation
+//! level: SERIALIZABLE and REPEATABLE READ included, a look sees what is committed now, as the row
+//! locks of PostgreSQL's own UPDATE do.
+//!
+//! **Which snapshot.** Under the key's lock nobody else writes that key's rows, and
+//! [`Look::Newest`] (`SnapshotSelf`: what is committed now, and what this transaction wrote) finds
+//! them. Without the lock such a scan can miss a row that is being updated, since each row is judged
+//! at another instant: a miss then proves nothing. [`Look::Snapshot`] never misses, but is an ordinary read with
+//! predicate locks in SERIALIZABLE.
+//!
+//! **Writes** go through the table access method and the executor's index maintenance, so that
+//! indexes an administrator adds (on expressions, partial) are kept. Triggers, rules, foreign keys
+//! and row security do not apply to these tables.
+//!
+//! **Which table.** The tables lie in the schema of the SQL function that was called. OIDs are cached
+//! until PostgreSQL reports a change of the tables (ALTER, DROP EXTENSION); the index is
+//! always the primary key of the moment, so that REINDEX CONCURRENTLY may swap it.
+//!
+//! **Relation locks** are owned by the transaction (see `lock.rs`): a table that was only looked at is
+//! unlocked at once, one that was or will be written stays locked until the transaction ends.
+
+use super::fmgr::{Value, Varlena};
+use super::lock::owned_by_transaction;
+use idem_core::error::Error;
+use idem_core::{Micros, Moment, Token};
+use pgrx::pg_sys;
+use std::cell::Cell;
+use std::ffi::CStr;
+
+/// A table of the extension: its name and the types of its first columns.
+pub struct Definition {
+    pub name: &'static CStr,
+    pub columns: &'static [pg_sys::BuiltinOid],
+    /// Its place in the cache.
+    pub slot: usize,
+}
+
+/// How many tables there are.
+pub const TABLES: usize = 2;
+
+/// What a table is opened for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    Read = pg_sys::AccessShareLock as isize,
+    Write = pg_sys::RowExclusiveLock as isize,
+}
+
+/// What a look sees. See the head of the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    Newest,
+    Snapshot,
+}
+
+/// The snapshot of one look, the same for all tables it reads. It must be given back with
+/// [`View::close`]; after an error PostgreSQL does that.
+pub struct View(pg_sys::Snapshot, Look);
+
+impl View {
+    pub fn open(look: Look) -> View {
+        // SAFETY: SnapshotSelf is a static; the latest snapshot is registered until `close`.
+        let snapshot = match look {
+            Look::Newest => &raw mut pg_sys::SnapshotSelfData,
+            Look::Snapshot => unsafe { pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot()) },
+        };
+        View(snapshot, look)
+    }
+
+    pub fn close(self) {
+        if self.1 == Look::Snapshot {
+            // SAFETY: registered by `open`.
+            unsafe { pg_sys::UnregisterSnapshot(self.0) };
+        }
+    }
+}
+
+type Oids = [pg_sys::Oid; TABLES];
+
+thread_local! {
+    static OIDS: Cell<Option<Oids>> = const { Cell::new(None) };
+    static WATCHING: Cell<bool> = const { Cell::new(false) };
+}
+
+unsafe extern "C-unwind" fn on_relcache_change(_: pg_sys::Datum, relation: pg_sys::Oid) {
+    let all = relation == pg_sys::InvalidOid;
+    if all || OIDS.get().is_some_and(|oids| oids.contains(&relation)) {
+        OIDS.set(None);
+    }
+}
+
+/// The OIDs of `tables`, which lie in the schema of the SQL function `function`.
+fn resolve(function: pg_sys::Oid, tables: &[&'static Definition; TABLES]) -> Result<Oids, Error> {
+    if let Some(oids) = OIDS.get() {
+        return Ok(oids);
+    }
+    let mut oids = [pg_sys::InvalidOid; TABLES];
+    // SAFETY: catalogue look-ups by valid OIDs and C strings; the callback is a function of this
+    // library, which is never unloaded.
+    unsafe {
+        if !WATCHING.replace(true) {
+            pg_sys::CacheRegisterRelcacheCallback(Some(on_relcache_change), pg_sys::Datum::null());
+        }
+        let schema = pg_sys::get_func_namespace(function);
+        for table in tables {
+            let oid = pg_sys::get_relname_relid(table.name.as_ptr(), schema);
+            if oid == pg_sys::InvalidOid {
+                return Err(Error::OtherVersion {
+                    found: "A table of the extension is missing.",
+                });
+            }
+            oids[table.slot] = oid;
+        }
+    }
+    // Cached before the check: a change reported meanwhile empties the cache again.
+    OIDS.set(Some(oids));
+    for table in tables {
+        // SAFETY: the OID was just found; if the table is gone this raises an error.
+        let fits = unsafe {
+            let relation = pg_sys::table_open(oids[table.slot], Access::Read as pg_sys::LOCKMODE);
+            let fits = has_columns(relation, table.columns);
+            pg_sys::table_close(relation, Access::Read as pg_sys::LOCKMODE);
+            fits
+        };
+        if !fits {
+            OIDS.set(None);
+            return Err(Error::OtherVersion {
+                found: "A table of the extension has not the columns the library expects.",
+            });
+        }
+    }
+    Ok(oids)
+}
+
+/// Whether the first columns have these types; columns added behind them do not matter.
+unsafe fn has_columns(relation: pg_sys::Relation, types: &[pg_sys::BuiltinOid]) -> bool {
+    // SAFETY: the relation is open, its descriptor has natts attributes.
+    unsafe {
+        let descriptor = (*relation).rd_att;
+        (*descriptor).natts as usize >= types.len()
+            && types.iter().zip(1..).all(|(kind, number)| {
+                // A dropped column has no type.
+                pg_sys::SPI_gettypeid(descriptor, number) == (*kind).into()
+            })
+    }
+}
+
+/// An open table. It must be closed with [`Table::close`]; after an error PostgreSQL does that.
+pub struct Table {
+    relation: pg_sys::Relation,
+    oid: pg_sys::Oid,
+    access: Access,
+}
+
+impl Table {
+    /// Opens and locks one of `tables`, which lie in the schema of the SQL function `function`.
+    pub fn open(
+        table: &'static Definition,
+        function: pg_sys::Oid,
+        tables: &[&'static Definition; TABLES],
+        access: Access,
+    ) -> Result<Table, Error> {
+        let mode = access as pg_sys::LOCKMODE;
+        loop {
+            let oid = resolve(function, tables)?[table.slot];
+            // SAFETY: locking is by OID and harmless if the table is gone; it takes in pending
+            // invalidations, after which a cache that still knows the OID proves that it is not.
+            unsafe {
+                owned_by_transaction(|| pg_sys::LockRelationOid(oid, mode));
+                if OIDS.get().is_some_and(|oids| oids[table.slot] == oid) {
+                    let relation = pg_sys::table_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
+                    return Ok(Table {
+                        relation,
+                        oid,
+                        access,
+                    });
+                }
+                owned_by_transaction(|| pg_sys::UnlockRelationOid(oid, mode));
+            }
+        }
+    }
+
+    /// Closes the table. Its lock stays until the transaction ends if it was or will be written.
+    pub fn close(self, keep_lock: bool) {
+        // SAFETY: the relation is open; the lock was taken by `open`.
+        unsafe {
+            pg_sys::table_close(self.relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+            if !keep_lock {
+                let mode = self.access as pg_sys::LOCKMODE;
+                owned_by_transaction(|| pg_sys::UnlockRelationOid(self.oid, mode));
+            }
+        }
+    }
+
+    /// The row whose first column is `digest`.
+    pub fn find(&self, digest: &[u8; 16], view: &View) -> Result<Option<Row>, Error> {
+        // SAFETY: the relation is open; the scan key points to `digest`, which outlives the scan; the
+        // tuple is copied before the scan ends.
+        unsafe {
+            let index = primary_key(self.relation);
+            if index == pg_sys::InvalidOid {
+                return Err(Error::OtherVersion {
+                    found: "A table of the extension has no primary key.",
+                });
+            }
+            let mut key = pg_sys::ScanKeyData::default();
+            pg_sys::ScanKeyInit(
+                &mut key,
+                1,
+                pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+                pg_sys::Oid::from(pg_sys::F_UUID_EQ),
+                pg_sys::Datum::from(digest.as_ptr()),
+            );
+            let scan = pg_sys::systable_beginscan(self.relation, index, true, view.0, 1, &mut key);
+            let tuple = pg_sys::systable_getnext(scan);
+            let row = (!tuple.is_null()).then(|| self.row(pg_sys::heap_copytuple(tuple)));
+            pg_sys::systable_endscan(scan);
+            Ok(row)
+        }
+    }
+
+    /// # Safety
+    /// `tuple` is a tuple of this table in memory that outlives the call in progress.
+    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
+        // SAFETY: the arrays have as many places as the descriptor has columns.
+        unsafe {
+            let descriptor = (*self.relation).rd_att;
+            let columns = (*descriptor).natts as usize;
+            let mut values = vec![pg_sys::Datum::null(); columns];
+            let mut nulls = vec![false; columns];
+            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
+            Row {
+                place: (*tuple).t_self,
+                values,
+                nulls,
+            }
+        }
+    }
+
+    /// Adds a row; columns that an administrator added behind ours become NULL.
+    pub fn insert(&self, values: &[Value]) {
+        self.write(
+            |slot, _| {
+                // SAFETY: the relation is open for writing, the slot is of its shape and filled.
+                unsafe { pg_sys::simple_table_tuple_insert(self.relation, slot) };
+                Some(IndexEntries {
+                    update: false,
+                    summarizing: false,
+                })
+            },
+            values,
+        );
+    }
+
+    /// Replaces the row at `place`; in place (HOT) as long as no indexed column changes.
+    pub fn update(&self, place: Place, values: &[Value]) {
+        self.write(
+            |slot, snapshot| {
+                let mut place = place;
+                // SAFETY: as for insert.
+                unsafe { update_tuple(self.relation, &mut place, slot, snapshot) }
+            },
+            values,
+        );
+    }
+
+    /// Removes the row at `place`.
+    pub fn delete(&self, place: Place) {
+        let mut place = place;
+        // SAFETY: the relation is open for writing; a row that is not there raises an error.
+        unsafe {
+            pg_sys::simple_table_tuple_delete(
+                self.relation,
+                &mut place,
+                &raw mut pg_sys::SnapshotSelfData,
+            );
+            pg_sys::CommandCounterIncrement();
+        }
+    }
+
+    /// Fills a slot with `values`, has `write_heap` write it, and makes the index entries.
+    fn write(
+        &self,
+        write_heap: impl FnOnce(*mut pg_sys::TupleTableSlot, pg_sys::Snapshot) -> Option<IndexEntries>,
+        values: &[Value],
+    ) {
+        // SAFETY: the relation is open for writing; the slot has one place for each column of its
+        // descriptor; executor state and slot are freed here, or with their memory context after an
+        // error.
+        unsafe {
+            let descriptor = (*self.relation).rd_att;
+            let slot =
+                pg_sys::MakeSingleTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
+            for column in 0..(*descriptor).natts as usize {
+                let datum = values.get(column).and_then(|value| value.datum());
+                (*slot)
+                    .tts_values
+                    .add(column)
+                    .write(datum.unwrap_or(pg_sys::Datum::null()));
+                (*slot).tts_isnull.add(column).write(datum.is_none());
+            }
+            pg_sys::ExecStoreVirtualTuple(slot);
+
+            if let Some(entries) = write_heap(slot, &raw mut pg_sys::SnapshotSelfData) {
+                let estate = pg_sys::CreateExecutorState();
+                let result = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>())
+                    .cast::<pg_sys::ResultRelInfo>();
+                (*result).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+                pg_sys::InitResultRelInfo(result, self.relation, 0, std::ptr::null_mut(), 0);
+                pg_sys::ExecOpenIndices(result, false);
+                insert_index_entries(result, slot, estate, entries);
+                pg_sys::ExecCloseIndices(result);
+                pg_sys::pfree(result.cast());
+                pg_sys::FreeExecutorState(estate);
+            }
+            pg_sys::ExecDropSingleTupleTableSlot(slot);
+            pg_sys::CommandCounterIncrement();
+        }
+    }
+}
+
+/// Which index entries a written row needs.
+#[derive(Clone, Copy)]
+struct IndexEntries {
+    update: bool,
+    /// Only in indexes that summarize blocks (BRIN); PostgreSQL 16 and later.
+    #[cfg_attr(feature = "pg15", allow(dead_code))]
+    summarizing: bool,
+}
+
+#[cfg(feature = "pg15")]
+unsafe fn update_tuple(
+    relation: pg_sys::Relation,
+    place: &mut Place,
+    slot: *mut pg_sys::TupleTableSlot,
+    snapshot: pg_sys::Snapshot,
+) -> Option<IndexEntries> {
+    let mut update_indexes = false;
+    // SAFETY: passed on from the caller.
+    unsafe {
+        pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut update_indexes)
+    };
+    update_indexes.then_some(IndexEntries {
+        update: true,
+        summarizing: false,
+    })
+}
+
+#[cfg(not(feature = "pg15"))]
+unsafe fn update_tuple(
+    relation: pg_sys::Relation,
+    place: &mut Place,
+    slot: *mut pg_sys::TupleTableSlot,
+    snapshot: pg_sys::Snapshot,
+) -> Option<IndexEntries> {
+    use pg_sys::TU_UpdateIndexes::{TU_None, TU_Summarizing};
+    let mut which = TU_None;
+    // SAFETY: passed on from the caller.
+    unsafe { pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut which) };
+    (which != TU_None).then_some(IndexEntries {
+        update: true,
+        summarizing: which == TU_Summarizing,
+    })
+}
+
+unsafe fn insert_index_entries(
+    result: *mut pg_sys::ResultRelInfo,
+    slot: *mut pg_sys::TupleTableSlot,
+    estate: *mut pg_sys::EState,
+    entries: IndexEntries,
+) {
+    let (none, empty) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: the indices are open; a NIL list of arbiters and no specConflict go with
+    // noDupErr = false, which raises 23505 on a duplicate.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::ExecInsertIndexTuples(result, slot, estate, entries.update, false, none, empty);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::ExecInsertIndexTuples(
+            result,
+            slot,
+            estate,
+            entries.update,
+            false,
+            none,
+            empty,
+            entries.summarizing,
+        );
+    }
+}
+
+unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
+    // SAFETY: the relation is open.
+    unsafe {
+        #[cfg(feature = "pg18")]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
+        #[cfg(not(feature = "pg18"))]
+        return pg_sys::RelationGetPrimaryKeyIndex(relation);
+    }
+}
+
+/// Where a row lies.
+pub type Place = pg_sys::ItemPointerData;
+
+/// A row that was found: a copy, readable as long as the current call runs. Large values may still
+/// lie outside the row and are fetched by [`Row::varlena`], for which the table must still be open.
+pub struct Row {
+    pub place: Place,
+    values: Vec<pg_sys::Datum>,
+    nulls: Vec<bool>,
+}
+
+impl Row {
+    fn datum(&self, column: usize) -> Option<pg_sys::Datum> {
+        (!self.nulls[column]).then(|| self.values[column])
+    }
+
+    /// A NOT NULL column; XX001 if it is NULL all the same.
+    fn required(&self, column: usize) -> Result<pg_sys::Datum, Error> {
+        self.datum(column).ok_or(Error::Corrupted {
+            found: "A column that must not be NULL is NULL.",
+        })
+    }
+
+    pub fn token(&self, column: usize) -> Result<Token, Error> {
+        // SAFETY: the columns' types were checked when the table was opened: a uuid is 16 bytes.
+        self.required(column)
+            .map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
+    }
+
+    pub fn moment(&self, column: usize) -> Result<Moment, Error> {
+        self.required(column).map(|datum| datum.value() as Moment)
+    }
+
+    pub fn int(&self, column: usize) -> Result<i32, Error> {
+        self.required(column).map(|datum| datum.value() as i32)
+    }
+
+    /// An interval that this library wrote: microseconds only.
+    pub fn micros(&self, column: usize) -> Result<Micros, Error> {
+        // SAFETY: the columns' types were checked when the table was opened.
+        self.required(column)
+            .map(|datum| unsafe { (*datum.cast_mut_ptr::<pg_sys::Interval>()).time })
+    }
+
+    /// A text or bytea column.
+    pub fn bytes(&self, column: usize) -> Option<&[u8]> {
+        self.datum(column).map(|datum| Varlena(datum).bytes())
+    }
+
+    /// A text, bytea or jsonb column, complete.
+    pub fn varlena(&self, column: usize) -> Option<Varlena> {
+        self.datum(column).map(|datum| Varlena(datum).detached())
+    }
+}

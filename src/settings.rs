@@ -1,0 +1,81 @@
+//! The settings, one static each. Names, defaults and ranges are part of the contract.
+
+use idem_core::Micros;
+use idem_core::duration::{LONGEST, SECOND};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use std::ffi::CString;
+
+/// `idem.scope`: the scope of calls that give none. Default: the empty scope.
+static SCOPE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
+/// `idem.ttl`, seconds: how long a completed record counts. Default 24 hours.
+static TTL: GucSetting<i32> = GucSetting::<i32>::new(86_400);
+
+/// `idem.wait`, milliseconds: how long `idem_begin` waits for a holder. Default 0: not at all.
+static WAIT: GucSetting<i32> = GucSetting::<i32>::new(0);
+
+/// `idem.max_result_size`, bytes of `result::text` plus `body`. Default 1 MB. Superusers only.
+static MAX_RESULT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
+
+/// Registers the settings; called once, when the library is loaded.
+pub fn define() {
+    GucRegistry::define_string_guc(
+        c"idem.scope",
+        c"Scope of idempotency keys in calls that give none.",
+        c"A convenience, not a boundary: any role may set it.",
+        &SCOPE,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"idem.ttl",
+        c"How long a completed idempotency record counts, unless idem_complete is given a ttl.",
+        c"",
+        &TTL,
+        1,
+        (LONGEST / SECOND) as i32,
+        GucContext::Userset,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"idem.wait",
+        c"How long idem_begin waits for another holder of the key, unless it is given a wait.",
+        c"0 answers at once.",
+        &WAIT,
+        0,
+        i32::MAX,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"idem.max_result_size",
+        c"The largest result that idem_complete stores: bytes of result::text plus bytes of body.",
+        c"",
+        &MAX_RESULT_SIZE,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_BYTE,
+    );
+    crate::pg::reserve_setting_prefix(c"idem");
+}
+
+/// The default scope, in the database's encoding.
+pub fn scope() -> Vec<u8> {
+    SCOPE.get().map(CString::into_bytes).unwrap_or_default()
+}
+
+/// The default ttl.
+pub fn ttl() -> Micros {
+    Micros::from(TTL.get()) * SECOND
+}
+
+/// The default wait.
+pub fn wait() -> Micros {
+    Micros::from(WAIT.get()) * 1_000
+}
+
+/// The largest result, in bytes.
+pub fn max_result_size() -> u64 {
+    MAX_RESULT_SIZE.get().unsigned_abs().into()
+}
