@@ -27,23 +27,23 @@ packages:
 demo: packages
 	@scripts/pg install $(ONE)
 	@cargo build -p idem-harness --bin idem-demo
-	@scripts/pg run $(ONE) -- "$$CARGO_TARGET_DIR/debug/idem-demo"
+	@exec scripts/pg run $(ONE) -- "$$CARGO_TARGET_DIR/debug/idem-demo"
 
 psql: packages
 	@scripts/pg install $(ONE)
-	@scripts/pg run $(ONE) -- sh -c 'psql -qXc "CREATE EXTENSION idem" && exec psql'
+	@exec scripts/pg run $(ONE) -- sh -c 'psql -qXc "CREATE EXTENSION idem" && exec psql'
 
 test: packages
-	@scripts/test '$(or $(PG),$(MAJORS))' unit regress isolation client
+	@exec scripts/test '$(or $(PG),$(MAJORS))' unit regress isolation client
 
 lint: packages
-	@scripts/test '$(or $(PG),$(MAJORS))' lint
+	@exec scripts/test '$(or $(PG),$(MAJORS))' lint
 
 unit: packages
-	@scripts/test '' unit
+	@exec scripts/test '' unit
 
 regress isolation client: packages
-	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' scripts/test '$(or $(PG),18)' $@
+	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
 # $(call config,--option) asks the server's pg_config.
 config = $(shell '$(PG_CONFIG)' $(1))

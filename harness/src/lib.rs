@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-pub use postgres::{Client, NoTls};
+use postgres::{Client, NoTls};
 
 /// The ordinary role of an application: it may call what `idem_grant` grants, and nothing else.
 pub const APP: &str = "app";

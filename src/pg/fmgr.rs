@@ -141,8 +141,10 @@ impl Call {
 
     fn argument(&self, index: usize) -> Option<pg_sys::Datum> {
         // SAFETY: `enter` checked the number of arguments; an index beyond is a panic.
-        let argument =
-            unsafe { (&(*self.fcinfo).args).as_slice((*self.fcinfo).nargs as usize)[index] };
+        let argument = unsafe {
+            let fcinfo = &*self.fcinfo;
+            fcinfo.args.as_slice(fcinfo.nargs as usize)[index]
+        };
         (!argument.isnull).then_some(argument.value)
     }
 

@@ -3,11 +3,12 @@
 
 use std::process::ExitCode;
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{scope, sleep};
 use std::time::Duration;
 
-use idem_harness::{Client, TestDb, major, sqlstate};
-use postgres::{Error, GenericClient};
+use idem_harness::{TestDb, major, sqlstate};
+use postgres::{Client, Error, GenericClient};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
@@ -81,6 +82,10 @@ impl Report {
     fn scene(&mut self, title: &str, item: &'static str, sent: usize) {
         self.scene += 1;
         println!("\n{}. {title}", self.scene);
+        self.sent(item, sent);
+    }
+
+    fn sent(&mut self, item: &'static str, sent: usize) {
         match self.sent.iter_mut().find(|(known, _)| *known == item) {
             Some((_, count)) => *count += sent,
             None => self.sent.push((item, sent)),
@@ -171,6 +176,7 @@ fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
         DUPLICATES,
     );
     let together = Barrier::new(DUPLICATES);
+    let retries = AtomicUsize::new(0);
     // Each client: its first answer, and the last one after retrying while the payment was in progress.
     let answers = scope(|threads| {
         let client = || {
@@ -180,8 +186,9 @@ fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
             let mut last = Answer::InProgress;
             if first == Answer::InProgress {
                 while last == Answer::InProgress {
-                    sleep(Duration::from_millis(20));
+                    sleep(Duration::from_millis(70));
                     last = pay(&mut client, "lamp", 35, Duration::ZERO)?;
+                    retries.fetch_add(1, Ordering::Relaxed);
                 }
             }
             Ok((first, last))
@@ -192,6 +199,7 @@ fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
             .map(|client| client.join().expect("a client does not panic"))
             .collect::<Result<Vec<_>, Error>>()
     })?;
+    report.sent("lamp", retries.into_inner());
     let stored = Answer::Replayed(json!({ "receipt": "lamp" }));
     let paid = answers
         .iter()
