@@ -1,10 +1,11 @@
--- idem: idempotency keys.
+-- idem: idempotency keys and locks.
 --
 -- This script is the public face of the extension: every object, what it promises, who may use it.
 -- Parameter names and their order never change. No function is STRICT: a NULL key is an error, never
 -- a NULL row that a caller could take for "go".
 --
--- SQLSTATEs of its own: ID003 claim lost, ID006 result too large, ID007 claim open at COMMIT.
+-- SQLSTATEs of its own: ID003 claim lost, ID006 result too large, ID007 claim open at COMMIT,
+-- ID011 lock lost.
 -- All writers raise 22023 or 22004 for a bad or NULL argument and 25006 in a read-only transaction.
 
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
@@ -62,9 +63,32 @@ COMMENT ON COLUMN idem_completed.expires_at IS 'End of the ttl; from then on the
 COMMENT ON COLUMN idem_completed.attempt IS 'Number of the attempt that finished.';
 COMMENT ON COLUMN idem_completed.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
 
+CREATE TABLE idem_locks (
+    digest      uuid        PRIMARY KEY,
+    token       uuid,
+    fence       bigint      NOT NULL,
+    acquired_at timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ttl         interval    NOT NULL,
+    scope       text        NOT NULL,
+    name        text        NOT NULL,
+    holder      text
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem_locks IS
+    'Lease locks: one row a name, updated in place, kept while the lock is free because it carries the fence.';
+COMMENT ON COLUMN idem_locks.digest IS 'First 16 bytes of SHA-256 over scope and name.';
+COMMENT ON COLUMN idem_locks.token IS 'Proves the holder; NULL when the lock is unlocked.';
+COMMENT ON COLUMN idem_locks.fence IS 'Number of the last grant, rising with each.';
+COMMENT ON COLUMN idem_locks.acquired_at IS 'When the lock was last taken.';
+COMMENT ON COLUMN idem_locks.expires_at IS 'End of the last lease; from then on the lock is free.';
+COMMENT ON COLUMN idem_locks.ttl IS 'The ttl as given; lock_extend repeats it.';
+COMMENT ON COLUMN idem_locks.holder IS 'What the holder calls itself.';
+
 -- pg_dump takes the rows along: a restored database replays what the dumped one had completed.
 SELECT pg_catalog.pg_extension_config_dump('idem_claims', '');
 SELECT pg_catalog.pg_extension_config_dump('idem_completed', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_locks', '');
 
 -- Idempotency keys -------------------------------------------------------------------------------
 
@@ -162,6 +186,102 @@ AS 'MODULE_PATHNAME', 'idem_forget';
 COMMENT ON FUNCTION idem_forget(text, text) IS
     'Administration: removes whatever is under a key, completed or not, so that it can run again. False if there is nothing.';
 
+-- Locks ------------------------------------------------------------------------------------------
+--
+-- One name (and scope) is one lock: lease locks and transaction locks of a name exclude each other.
+
+CREATE FUNCTION lock_try(
+    name text,
+    ttl interval = NULL,
+    scope text = NULL,
+    holder text = NULL,
+    OUT acquired boolean,
+    OUT token uuid,
+    OUT fence bigint,
+    OUT expires_at timestamptz,
+    OUT held_by text,
+    OUT retry_after interval
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_try';
+
+COMMENT ON FUNCTION lock_try(text, interval, text, text) IS
+    'Takes a lock on a lease of ttl (default: setting idem.lock_ttl) that outlives the transaction, or says at once who has it. token proves the holder, fence rises with every grant of the name; neither means anything before COMMIT has returned.';
+
+CREATE FUNCTION lock_acquire(
+    name text,
+    wait interval = NULL,
+    ttl interval = NULL,
+    scope text = NULL,
+    holder text = NULL,
+    OUT acquired boolean,
+    OUT token uuid,
+    OUT fence bigint,
+    OUT expires_at timestamptz,
+    OUT held_by text,
+    OUT retry_after interval
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_acquire';
+
+COMMENT ON FUNCTION lock_acquire(text, interval, interval, text, text) IS
+    'As lock_try, but waits up to wait (NULL: until the lock is taken). lock_timeout and statement_timeout act.';
+
+CREATE FUNCTION lock_extend(
+    name text,
+    token uuid,
+    ttl interval = NULL,
+    scope text = NULL
+) RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_extend';
+
+COMMENT ON FUNCTION lock_extend(text, uuid, interval, text) IS
+    'Gives a lock a new lease from now on (default: its own ttl again) and returns its end. ID011 if the token does not hold the lock; a lease that is over is never revived.';
+
+CREATE FUNCTION lock_unlock(
+    name text,
+    token uuid,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_unlock';
+
+COMMENT ON FUNCTION lock_unlock(text, uuid, text) IS
+    'Frees a lock at COMMIT. False, and nothing changed, if the token does not hold it.';
+
+CREATE FUNCTION lock_guard(
+    name text,
+    token uuid,
+    scope text = NULL
+) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_guard';
+
+COMMENT ON FUNCTION lock_guard(text, uuid, text) IS
+    'Raises ID011 unless the token holds the lock now; then nobody can take it before this transaction ends, even if the lease runs out meanwhile. Returns the fence.';
+
+CREATE FUNCTION lock_try_xact(
+    name text,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_try_xact';
+
+COMMENT ON FUNCTION lock_try_xact(text, text) IS
+    'Takes a lock that ends with the transaction, or returns false at once. No row, no token.';
+
+CREATE FUNCTION lock_acquire_xact(
+    name text,
+    wait interval = NULL,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_acquire_xact';
+
+COMMENT ON FUNCTION lock_acquire_xact(text, interval, text) IS
+    'As lock_try_xact, but waits up to wait (NULL: until the lock is taken).';
+
 -- Privileges -------------------------------------------------------------------------------------
 --
 -- PUBLIC gets nothing. The functions read and write the tables themselves, so a granted role needs
@@ -187,7 +307,10 @@ BEGIN
             AND d.deptype OPERATOR(pg_catalog.=) 'e'
         JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
         WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
-            AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY['idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_get'])
+            AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+                'idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_get',
+                'lock_try', 'lock_acquire', 'lock_extend', 'lock_unlock', 'lock_guard', 'lock_try_xact', 'lock_acquire_xact'
+            ])
     LOOP
         EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', member.function, role);
         IF NOT pg_catalog.has_schema_privilege(role, member.schema, 'USAGE') THEN
@@ -198,7 +321,7 @@ END
 $$;
 
 COMMENT ON FUNCTION idem_grant(regrole) IS
-    'Lets a role use idempotency keys: EXECUTE on idem_begin, idem_complete, idem_release, idem_extend, idem_get, and USAGE on their schema if it is needed.';
+    'Lets a role use idempotency keys and locks: EXECUTE on their functions but idem_forget, and USAGE on their schema if it is needed.';
 
 CREATE FUNCTION idem_revoke(role regrole) RETURNS void
 LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
@@ -229,7 +352,7 @@ $$;
 COMMENT ON FUNCTION idem_revoke(regrole) IS
     'Takes back what idem_grant gave, but for USAGE on the schema, which may serve others.';
 
-REVOKE ALL ON TABLE idem_claims, idem_completed FROM PUBLIC;
+REVOKE ALL ON TABLE idem_claims, idem_completed, idem_locks FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     idem_begin(text, bytea, text, text, interval, interval, boolean),
     idem_complete(text, jsonb, bytea, uuid, text, interval),
@@ -237,6 +360,13 @@ REVOKE ALL ON FUNCTION
     idem_extend(text, uuid, interval, text),
     idem_get(text, text, text),
     idem_forget(text, text),
+    lock_try(text, interval, text, text),
+    lock_acquire(text, interval, interval, text, text),
+    lock_extend(text, uuid, interval, text),
+    lock_unlock(text, uuid, text),
+    lock_guard(text, uuid, text),
+    lock_try_xact(text, text),
+    lock_acquire_xact(text, interval, text),
     idem_grant(regrole),
     idem_revoke(regrole)
 FROM PUBLIC;

@@ -6,14 +6,9 @@
 //! **The key's lock is the claim.** A claim without a lease is nothing but the key's lock and an
 //! entry in `pg::xact`; `complete` then writes one row. A claim on a lease is a row of its own,
 //! written at once; its holder needs no lock once it has committed.
-//!
-//! **Begin tries the lock, then looks.** With the lock, the look is final. Without it, somebody holds
-//! the key at this moment: a completed record or a live claim is an answer all the same; nothing
-//! live seen means an open transaction, or a caller who holds the lock just for its own look, so the
-//! lock is tried again briefly before the answer is `in_progress`. A lock that was taken and led to
-//! no claim is given back at once.
 
-use crate::pg::lock::{self, Mode};
+use crate::contention::{Busy, Lease, Seen, Wait, contend};
+use crate::pg::lock::{self, Mode, Tried};
 use crate::pg::table::{Access, Look};
 use crate::pg::{self, fmgr::Varlena, xact};
 use crate::settings;
@@ -23,7 +18,6 @@ use idem_core::error::{Error, Lost};
 use idem_core::held::{Claim, End};
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys;
-use std::time::Instant;
 
 /// What `idem_begin` answers.
 pub enum Begun {
@@ -41,128 +35,46 @@ pub enum Begun {
     Mismatch,
 }
 
-/// Pauses between tries for a lock whose holder may only be looking: together well under half a
-/// millisecond.
-const BRIEF_PAUSES: [Micros; 5] = [0, 10, 30, 60, 120];
-
-/// How long a caller waits for another holder.
-struct Patience {
-    since: Instant,
-    wait: Micros,
-}
-
-impl Patience {
-    fn elapsed(&self) -> Micros {
-        Micros::try_from(self.since.elapsed().as_micros()).unwrap_or(Micros::MAX)
-    }
-
-    /// What is left, unless nothing is.
-    fn left(&self) -> Option<Micros> {
-        Some(self.wait - self.elapsed()).filter(|left| *left > 0)
-    }
-}
-
 /// Claims `key`, or says who or what is in the way. Waits up to `wait` for another holder.
 pub fn begin(
     function: pg_sys::Oid,
     key: &Key,
     fingerprint: Option<Fingerprint>,
     lease: Option<Micros>,
-    wait: Micros,
+    wait: Wait,
 ) -> Result<Begun, Error> {
     if let Some(claim) = xact::open(&key.identity) {
         return begin_again(function, key, claim, fingerprint, lease);
     }
     let request = Request { fingerprint };
-    let patience = Patience {
-        since: Instant::now(),
-        wait,
-    };
-    let mut pauses = BRIEF_PAUSES.iter();
-    let mut registered = false;
-    // Set when the lock was waited for, and is held at the start of the next round.
-    let mut waited_for_lock = false;
-
-    let begun = loop {
-        let locked = waited_for_lock || lock::try_lock(key.identity.key_tag, Mode::Exclusive);
-        waited_for_lock = false;
-
+    let begun = contend(&key.identity, wait, |tried| {
+        let locked = tried != Tried::Busy;
         let storage = Storage::open(function, if locked { Access::Write } else { Access::Read })?;
         let found = storage.find(key, Look::Newest)?;
         let now = pg::now();
         let decision = decision::decide(found.as_ref().map(Found::record).as_ref(), &request, now);
-
         if let (true, Decision::Acquire { attempt }) = (locked, decision) {
-            let begun = acquire(&storage, key, fingerprint, lease, attempt, found.as_ref())?;
+            let answer = acquire(&storage, key, fingerprint, lease, attempt, found.as_ref());
             storage.close(true);
-            break begun;
+            return Ok(Seen::Answer { answer, keep_lock: true });
         }
         storage.close(false);
-        if locked {
-            lock::unlock(key.identity.key_tag, Mode::Exclusive);
-        }
-
-        let lease_end = match (decision, found) {
-            (
-                Decision::Replay,
-                Some(Found {
-                    stored: Stored::Completed(done),
-                    ..
-                }),
-            ) => {
-                break Begun::Completed(done);
+        let answer = match (decision, found) {
+            (Decision::Replay, Some(Found { stored: Stored::Completed(done), .. })) => {
+                Begun::Completed(done)
             }
-            (Decision::Mismatch, _) => break Begun::Mismatch,
-            (Decision::InProgress { lease_end }, _) => Some(lease_end),
-            _ => None,
+            (Decision::Mismatch, _) => Begun::Mismatch,
+            (Decision::InProgress { lease_end }, _) => {
+                return Ok(Seen::Leased(Lease { end: lease_end, left: lease_end - now }));
+            }
+            _ => return Ok(Seen::Nothing),
         };
-        let in_progress = Begun::InProgress {
-            lease_end,
-            retry_after: lease_end.map(|end| end - now),
-        };
-        match (patience.left(), lease_end) {
-            // The holder is in the middle of something: queue for its lock.
-            (Some(left), _) if !locked => {
-                waited_for_lock = lock::lock_within(key.identity.key_tag, Mode::Exclusive, left);
-            }
-            // A lease: register to be woken, look once more, then sleep.
-            (Some(left), Some(lease_end)) => {
-                if registered {
-                    sleep_until_lease_ends(lease_end - pg::now(), left, &patience)?;
-                }
-                registered = registered || lock::try_lock(key.identity.wake_tag, Mode::Share);
-            }
-            (None, None) if wait == 0 => match pauses.next() {
-                Some(pause) => pg::pause(*pause),
-                None => break in_progress,
-            },
-            _ => break in_progress,
-        }
-    };
-    if registered {
-        lock::unlock(key.identity.wake_tag, Mode::Share);
-    }
-    Ok(begun)
-}
-
-/// One sleep of a waiter for a lease; `lock_timeout` counts from the start of the wait.
-fn sleep_until_lease_ends(
-    to_lease_end: Micros,
-    left: Micros,
-    patience: &Patience,
-) -> Result<(), Error> {
-    let mut length = to_lease_end.min(left);
-    if let Some(timeout) = pg::lock_timeout() {
-        let before_timeout = timeout - patience.elapsed();
-        if before_timeout <= 0 {
-            return Err(Error::LockTimeout);
-        }
-        length = length.min(before_timeout);
-    }
-    if length > 0 {
-        lock::sleep(length);
-    }
-    Ok(())
+        Ok(Seen::Answer { answer, keep_lock: false })
+    })?;
+    Ok(begun.unwrap_or_else(|Busy { lease }| Begun::InProgress {
+        lease_end: lease.map(|lease| lease.end),
+        retry_after: lease.map(|lease| lease.left),
+    }))
 }
 
 /// Makes the claim; the key's lock is held and stays held until the transaction ends.
@@ -173,7 +85,7 @@ fn acquire(
     lease: Option<Micros>,
     attempt: i32,
     found: Option<&Found>,
-) -> Result<Begun, Error> {
+) -> Begun {
     let token = pg::new_token();
     let now = pg::now();
     // A takeover goes on with the record: its age and, unless a new one is given, its fingerprint.
@@ -185,14 +97,7 @@ fn acquire(
     if let Some(lease) = lease {
         let end = now + lease;
         lease_end = Some(end);
-        let claim = StoredClaim {
-            token,
-            created_at,
-            lease_end: end,
-            lease,
-            attempt,
-            fingerprint,
-        };
+        let claim = StoredClaim { token, created_at, lease_end: end, lease, attempt, fingerprint };
         storage.put_claim(key, &claim, found);
         pg::force_sync_commit();
     }
@@ -205,11 +110,7 @@ fn acquire(
         created_at,
         stale_row: lease.is_none() && found.is_some(),
     });
-    Ok(Begun::Acquired {
-        token,
-        attempt,
-        lease_end,
-    })
+    Begun::Acquired { token, attempt, lease_end }
 }
 
 /// `idem_begin` repeated in the transaction that holds the key: the same claim again.
@@ -235,11 +136,7 @@ fn begin_again(
         };
         storage.close(false);
     }
-    Ok(Begun::Acquired {
-        token: claim.token,
-        attempt: claim.attempt,
-        lease_end,
-    })
+    Ok(Begun::Acquired { token: claim.token, attempt: claim.attempt, lease_end })
 }
 
 /// What `idem_complete` is given.
@@ -271,12 +168,7 @@ pub fn complete(
             {
                 storage.remove(&stale);
             }
-            let claim_row = (
-                claim.token,
-                claim.created_at,
-                claim.attempt,
-                claim.fingerprint,
-            );
+            let claim_row = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
             put_completion(&storage, key, completion, claim_row);
             storage.close(true);
         }
@@ -295,12 +187,7 @@ pub fn complete(
                 Err(lost) => return Err(Error::ClaimLost(lost)),
             };
             storage.remove(&found);
-            let claim_row = (
-                claim.token,
-                claim.created_at,
-                claim.attempt,
-                claim.fingerprint,
-            );
+            let claim_row = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
             put_completion(&storage, key, completion, claim_row);
             storage.close(true);
         }
@@ -335,11 +222,7 @@ fn put_completion(
 /// without one, this transaction) does not hold the key.
 pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result<bool, Error> {
     let (token, stale_row) = match held_here(key, token) {
-        Ok(Holding::Open(Claim {
-            lease: None,
-            stale_row: false,
-            ..
-        })) => {
+        Ok(Holding::Open(Claim { lease: None, stale_row: false, .. })) => {
             xact::end(&key.identity, End::Released);
             return Ok(true);
         }
@@ -392,15 +275,7 @@ pub fn extend(
         own_claim(storage.find(key, Look::Newest)?, &token).map_err(Error::ClaimLost)?;
     let lease = lease.unwrap_or(claim.lease);
     let lease_end = pg::now() + lease;
-    storage.put_claim(
-        key,
-        &StoredClaim {
-            lease,
-            lease_end,
-            ..claim
-        },
-        Some(&found),
-    );
+    storage.put_claim(key, &StoredClaim { lease, lease_end, ..claim }, Some(&found));
     pg::force_sync_commit();
     storage.close(true);
     Ok(lease_end)

@@ -4,8 +4,11 @@
 //! `idem_core` what the stored record means and carries that out, [`storage`] reads and writes
 //! the records, [`pg`] is the only place that talks to PostgreSQL. See ARCHITECTURE.md.
 
+mod contention;
 mod functions;
 mod idempotency;
+mod leases;
+mod locks;
 mod pg;
 mod settings;
 mod storage;

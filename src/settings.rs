@@ -14,6 +14,9 @@ static TTL: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 /// `idem.wait`, milliseconds: how long `idem_begin` waits for a holder. Default 0: not at all.
 static WAIT: GucSetting<i32> = GucSetting::<i32>::new(0);
 
+/// `idem.lock_ttl`, milliseconds: how long the lease of a lock lasts. Default 30 seconds.
+static LOCK_TTL: GucSetting<i32> = GucSetting::<i32>::new(30_000);
+
 /// `idem.max_result_size`, bytes of `result::text` plus `body`. Default 1 MB. Superusers only.
 static MAX_RESULT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 
@@ -21,7 +24,7 @@ static MAX_RESULT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 pub fn define() {
     GucRegistry::define_string_guc(
         c"idem.scope",
-        c"Scope of idempotency keys in calls that give none.",
+        c"Scope of keys and locks in calls that give none.",
         c"A convenience, not a boundary: any role may set it.",
         &SCOPE,
         GucContext::Userset,
@@ -43,6 +46,16 @@ pub fn define() {
         c"0 answers at once.",
         &WAIT,
         0,
+        i32::MAX,
+        GucContext::Userset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
+        c"idem.lock_ttl",
+        c"How long the lease of a lock lasts, unless lock_try or lock_acquire is given a ttl.",
+        c"",
+        &LOCK_TTL,
+        1,
         i32::MAX,
         GucContext::Userset,
         GucFlags::UNIT_MS,
@@ -73,6 +86,11 @@ pub fn ttl() -> Micros {
 /// The default wait.
 pub fn wait() -> Micros {
     Micros::from(WAIT.get()) * 1_000
+}
+
+/// The default ttl of a lock.
+pub fn lock_ttl() -> Micros {
+    Micros::from(LOCK_TTL.get()) * 1_000
 }
 
 /// The largest result, in bytes.

@@ -9,14 +9,14 @@
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
 use crate::pg::fmgr::{Value, Varlena};
-use crate::pg::table::{Access, Definition, Look, Place, Row, TABLES, Table, View};
+use crate::pg::table::{Access, Definition, Look, Place, Row, Table, View};
 use idem_core::decision::{Record, State};
 use idem_core::error::Error;
 use idem_core::identity::Identity;
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys::{self, BuiltinOid::*};
 
-/// A key as the caller named it and as it is stored and locked.
+/// A key or the name of a lock: as the caller gave it, and as it is stored and locked.
 pub struct Key {
     pub identity: Identity,
     /// In the database's encoding.
@@ -91,8 +91,6 @@ static COMPLETED: Definition = Definition {
     slot: 1,
 };
 
-static ALL: [&Definition; TABLES] = [&CLAIMS, &COMPLETED];
-
 /// A claim on a lease, as it is stored.
 pub struct StoredClaim {
     pub token: Token,
@@ -135,16 +133,11 @@ impl Found {
         match &self.stored {
             Stored::Claim(claim) => Record {
                 fingerprint: claim.fingerprint,
-                state: State::Claimed {
-                    attempt: claim.attempt,
-                    lease_end: claim.lease_end,
-                },
+                state: State::Claimed { attempt: claim.attempt, lease_end: claim.lease_end },
             },
             Stored::Completed(done) => Record {
                 fingerprint: done.fingerprint,
-                state: State::Completed {
-                    expires_at: done.expires_at,
-                },
+                state: State::Completed { expires_at: done.expires_at },
             },
         }
     }
@@ -159,8 +152,8 @@ pub struct Storage {
 impl Storage {
     /// Opens the homes that lie in the schema of the SQL function `function`.
     pub fn open(function: pg_sys::Oid, access: Access) -> Result<Storage, Error> {
-        let claims = Table::open(&CLAIMS, function, &ALL, access)?;
-        let completed = Table::open(&COMPLETED, function, &ALL, access)?;
+        let claims = Table::open(&CLAIMS, function, access)?;
+        let completed = Table::open(&COMPLETED, function, access)?;
         Ok(Storage { claims, completed })
     }
 
@@ -185,9 +178,9 @@ impl Storage {
             return Ok(Some(Found {
                 stored: Stored::Completed(StoredCompletion {
                     token: row.token(completed::TOKEN)?,
-                    created_at: row.moment(completed::CREATED_AT)?,
-                    completed_at: row.moment(completed::COMPLETED_AT)?,
-                    expires_at: row.moment(completed::EXPIRES_AT)?,
+                    created_at: row.long(completed::CREATED_AT)?,
+                    completed_at: row.long(completed::COMPLETED_AT)?,
+                    expires_at: row.long(completed::EXPIRES_AT)?,
                     attempt: row.int(completed::ATTEMPT)?,
                     fingerprint: fingerprint(&row, completed::FINGERPRINT)?,
                     result: row.varlena(completed::RESULT),
@@ -203,8 +196,8 @@ impl Storage {
             return Ok(Some(Found {
                 stored: Stored::Claim(StoredClaim {
                     token: row.token(claim::TOKEN)?,
-                    created_at: row.moment(claim::CREATED_AT)?,
-                    lease_end: row.moment(claim::EXPIRES_AT)?,
+                    created_at: row.long(claim::CREATED_AT)?,
+                    lease_end: row.long(claim::EXPIRES_AT)?,
                     lease: row.micros(claim::LEASE)?,
                     attempt: row.int(claim::ATTEMPT)?,
                     fingerprint: fingerprint(&row, claim::FINGERPRINT)?,
@@ -234,11 +227,9 @@ impl Storage {
             Value::Null,
         ];
         match replaced {
-            Some(Found {
-                stored: Stored::Claim(_),
-                place,
-                ..
-            }) => self.claims.update(*place, &values),
+            Some(Found { stored: Stored::Claim(_), place, .. }) => {
+                self.claims.update(*place, &values)
+            }
             Some(expired) => {
                 self.remove(expired);
                 self.claims.insert(&values);
@@ -276,21 +267,15 @@ impl Storage {
 
 /// The digest stands for scope and key; should two pairs ever share one, that is an error and never
 /// the wrong record.
-fn check_key(row: &Row, key: &Key, scope: usize, name: usize) -> Result<(), Error> {
+pub fn check_key(row: &Row, key: &Key, scope: usize, name: usize) -> Result<(), Error> {
     if row.bytes(scope) == Some(&key.scope) && row.bytes(name) == Some(&key.name) {
         Ok(())
     } else {
-        Err(Error::Corrupted {
-            found: "A record's scope and key are not those of its digest.",
-        })
+        Err(Error::Corrupted { found: "A record's scope and key are not those of its digest." })
     }
 }
 
 fn fingerprint(row: &Row, column: usize) -> Result<Option<Fingerprint>, Error> {
-    let wrong = Error::Corrupted {
-        found: "A stored fingerprint has not 32 bytes.",
-    };
-    row.bytes(column)
-        .map(|bytes| bytes.try_into().map_err(|_| wrong))
-        .transpose()
+    let wrong = Error::Corrupted { found: "A stored fingerprint has not 32 bytes." };
+    row.bytes(column).map(|bytes| bytes.try_into().map_err(|_| wrong)).transpose()
 }

@@ -58,9 +58,7 @@ pub fn decide(record: Option<&Record>, request: &Request, now: Moment) -> Decisi
     match record.state {
         State::Completed { .. } => Decision::Replay,
         State::Claimed { lease_end, .. } if now < lease_end => Decision::InProgress { lease_end },
-        State::Claimed { attempt, .. } => Decision::Acquire {
-            attempt: attempt.saturating_add(1),
-        },
+        State::Claimed { attempt, .. } => Decision::Acquire { attempt: attempt.saturating_add(1) },
     }
 }
 
@@ -85,49 +83,18 @@ mod tests {
     fn every_state_times_every_fingerprint() {
         let states = [
             (None, "absent"),
-            (
-                Some(State::Claimed {
-                    attempt: 3,
-                    lease_end: NOW + 1,
-                }),
-                "held",
-            ),
-            (
-                Some(State::Claimed {
-                    attempt: 3,
-                    lease_end: NOW,
-                }),
-                "lease over",
-            ),
-            (
-                Some(State::Claimed {
-                    attempt: 3,
-                    lease_end: NOW - 1,
-                }),
-                "lease over",
-            ),
-            (
-                Some(State::Completed {
-                    expires_at: NOW + 1,
-                }),
-                "completed",
-            ),
+            (Some(State::Claimed { attempt: 3, lease_end: NOW + 1 }), "held"),
+            (Some(State::Claimed { attempt: 3, lease_end: NOW }), "lease over"),
+            (Some(State::Claimed { attempt: 3, lease_end: NOW - 1 }), "lease over"),
+            (Some(State::Completed { expires_at: NOW + 1 }), "completed"),
             (Some(State::Completed { expires_at: NOW }), "expired"),
-            (
-                Some(State::Completed {
-                    expires_at: NOW - 1,
-                }),
-                "expired",
-            ),
+            (Some(State::Completed { expires_at: NOW - 1 }), "expired"),
         ];
         let mut checked = 0;
         for (state, name) in states {
             for stored in FINGERPRINTS {
                 for given in FINGERPRINTS {
-                    let record = state.map(|state| Record {
-                        fingerprint: stored,
-                        state,
-                    });
+                    let record = state.map(|state| Record { fingerprint: stored, state });
                     let differs = matches!((stored, given), (Some(a), Some(b)) if a != b);
                     let expected = match (name, differs) {
                         ("absent" | "expired", _) => Decision::Acquire { attempt: 1 },
@@ -152,13 +119,8 @@ mod tests {
 
     #[test]
     fn attempts_do_not_overflow() {
-        let record = Record {
-            fingerprint: None,
-            state: State::Claimed {
-                attempt: i32::MAX,
-                lease_end: 0,
-            },
-        };
+        let record =
+            Record { fingerprint: None, state: State::Claimed { attempt: i32::MAX, lease_end: 0 } };
         assert_eq!(
             decide(Some(&record), &Request::default(), NOW),
             Decision::Acquire { attempt: i32::MAX }

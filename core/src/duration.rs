@@ -42,8 +42,7 @@ impl Interval {
         if self.length() == 0 {
             return Ok(0);
         }
-        self.positive(argument)
-            .map_err(|_| Error::duration(argument, "from 0 to 3650 days"))
+        self.positive(argument).map_err(|_| Error::duration(argument, "from 0 to 3650 days"))
     }
 }
 
@@ -52,11 +51,7 @@ mod tests {
     use super::*;
 
     fn of(months: i32, days: i32, micros: i64) -> Interval {
-        Interval {
-            months,
-            days,
-            micros,
-        }
+        Interval { months, days, micros }
     }
 
     #[test]

@@ -11,15 +11,9 @@ pub enum Error {
     /// 22023: an empty text where at least one byte is needed.
     Empty { argument: &'static str },
     /// 22023: a text over [`crate::limits::LONGEST_NAME`].
-    TooLong {
-        argument: &'static str,
-        bytes: usize,
-    },
+    TooLong { argument: &'static str, bytes: usize },
     /// 22023: a duration outside its range.
-    Duration {
-        argument: &'static str,
-        range: &'static str,
-    },
+    Duration { argument: &'static str, range: &'static str },
     /// 22023: `idem_begin` repeated by the holder with another lease.
     OtherLease,
     /// 22023: extending a claim that has no lease.
@@ -32,6 +26,8 @@ pub enum Error {
     ResultTooLarge { bytes: u64, limit: u64 },
     /// ID007: the transaction would commit or prepare with claims that nobody could complete.
     ClaimOpen { claims: usize, autocommit: bool },
+    /// ID011: the token does not, or no longer, hold the lock.
+    LockLost(LockLost),
     /// 55P03: `lock_timeout` ran out while waiting for a lease.
     LockTimeout,
     /// 55000: the SQL objects are not those this library was built for.
@@ -55,6 +51,15 @@ pub enum Lost {
     NotHeldHere,
 }
 
+/// Why a lock is not, or no longer, the caller's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockLost {
+    /// The token's lease is over; nobody has taken the lock since.
+    Expired,
+    /// Another token has, or had, the lock after it, or the token never held it.
+    NotHeld,
+}
+
 impl Error {
     pub(crate) fn duration(argument: &'static str, range: &'static str) -> Error {
         Error::Duration { argument, range }
@@ -73,6 +78,7 @@ impl Error {
             Error::ClaimLost(_) => "ID003",
             Error::ResultTooLarge { .. } => "ID006",
             Error::ClaimOpen { .. } => "ID007",
+            Error::LockLost(_) => "ID011",
             Error::LockTimeout => "55P03",
             Error::OtherVersion { .. } => "55000",
             Error::Corrupted { .. } => "XX001",
@@ -96,6 +102,7 @@ impl Error {
             Error::ClaimOpen { .. } => {
                 "the transaction holds a claim that is neither completed nor released".to_string()
             }
+            Error::LockLost(_) => "the caller does not hold the lock".to_string(),
             Error::LockTimeout => "canceling statement due to lock timeout".to_string(),
             Error::OtherVersion { .. } => {
                 "the library idem and its SQL objects are of different versions".to_string()
@@ -118,6 +125,13 @@ impl Error {
                     Lost::CompletedAlready => "The key is completed already, by this token.",
                     Lost::Absent => "Nothing is stored under the key: the claim was released, rolled back, forgotten or has expired, or the token never held it.",
                     Lost::NotHeldHere => "No token was given and this transaction holds no claim on the key.",
+                }
+                .to_string(),
+            ),
+            Error::LockLost(lost) => Some(
+                match lost {
+                    LockLost::Expired => "Its lease is over.",
+                    LockLost::NotHeld => "The lock was unlocked or taken by somebody else, or the token never held it.",
                 }
                 .to_string(),
             ),
@@ -145,6 +159,9 @@ impl Error {
             Error::NoLease => {
                 "A claim without a lease lives as long as its transaction. Give idem_begin a lease for work that outlives it."
             }
+            Error::Null { argument: "token" } => {
+                "Pass the token that lock_try or lock_acquire returned."
+            }
             Error::NotBuilt { .. } => "Leave the argument out.",
             Error::ClaimLost(Lost::NotHeldHere) => {
                 "Pass the token that idem_begin returned, or call idem_begin in this transaction first and act on its status."
@@ -152,17 +169,16 @@ impl Error {
             Error::ClaimLost(_) => {
                 "Roll back: what this transaction did must not take effect again. Call idem_begin to learn where the key stands."
             }
+            Error::LockLost(_) => {
+                "Roll back and take the lock again. If the work takes longer than the ttl, prolong it in time with lock_extend."
+            }
             Error::ResultTooLarge { .. } => {
                 "Store a reference to the result, or have a superuser raise idem.max_result_size."
             }
-            Error::ClaimOpen {
-                autocommit: true, ..
-            } => {
+            Error::ClaimOpen { autocommit: true, .. } => {
                 "In autocommit every statement is a transaction of its own: start one with BEGIN, or give idem_begin a lease."
             }
-            Error::ClaimOpen {
-                autocommit: false, ..
-            } => {
+            Error::ClaimOpen { autocommit: false, .. } => {
                 "Call idem_complete or idem_release before the transaction ends, or give idem_begin a lease if the work goes on after it."
             }
             Error::OtherVersion { .. } => "Run ALTER EXTENSION idem UPDATE, then reconnect.",
@@ -181,13 +197,8 @@ mod tests {
         for (error, state) in [
             (Error::ClaimLost(Lost::Absent), "ID003"),
             (Error::ResultTooLarge { bytes: 2, limit: 1 }, "ID006"),
-            (
-                Error::ClaimOpen {
-                    claims: 1,
-                    autocommit: false,
-                },
-                "ID007",
-            ),
+            (Error::ClaimOpen { claims: 1, autocommit: false }, "ID007"),
+            (Error::LockLost(LockLost::Expired), "ID011"),
             (Error::Null { argument: "key" }, "22004"),
             (Error::Empty { argument: "key" }, "22023"),
         ] {
@@ -205,10 +216,8 @@ mod tests {
             Lost::Absent,
             Lost::NotHeldHere,
         ];
-        let details: std::collections::HashSet<_> = ways
-            .iter()
-            .map(|lost| Error::ClaimLost(*lost).detail())
-            .collect();
+        let details: std::collections::HashSet<_> =
+            ways.iter().map(|lost| Error::ClaimLost(*lost).detail()).collect();
         assert_eq!(details.len(), ways.len());
     }
 }

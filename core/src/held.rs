@@ -73,11 +73,7 @@ impl Held {
         let index = self.entries.len();
         let previous = self.latest.insert(claim.identity.digest, index);
         self.unfinished += usize::from(claim.lease.is_none());
-        self.entries.push(Entry {
-            claim,
-            end: None,
-            previous,
-        });
+        self.entries.push(Entry { claim, end: None, previous });
         self.journal.push((sub, Change::Claimed));
     }
 
@@ -115,12 +111,7 @@ impl Held {
 
     /// Subtransaction `sub` committed into `parent`.
     pub fn subcommit(&mut self, sub: Subtransaction, parent: Subtransaction) {
-        for (owner, _) in self
-            .journal
-            .iter_mut()
-            .rev()
-            .take_while(|(owner, _)| *owner == sub)
-        {
+        for (owner, _) in self.journal.iter_mut().rev().take_while(|(owner, _)| *owner == sub) {
             *owner = parent;
         }
     }

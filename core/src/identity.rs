@@ -2,7 +2,7 @@
 //!
 //! The digest is the first 16 bytes of
 //! `SHA-256(domain ‖ len(scope) ‖ scope ‖ len(name) ‖ name)`: `domain` is one byte (1 for an
-//! idempotency key, so that other kinds of name can never meet one), the lengths are 32-bit big-endian counts of
+//! idempotency key, 2 for a lock), the lengths are 32-bit big-endian counts of
 //! bytes, scope and name are UTF-8. Length prefixes make the encoding injective: no key reaches
 //! another scope, whatever bytes it holds.
 //!
@@ -23,6 +23,8 @@ use sha2::{Digest, Sha256};
 pub enum Domain {
     /// An idempotency key.
     Key = 1,
+    /// The name of a lock.
+    Lock = 2,
 }
 
 /// The part of a lock tag that comes from the hash (the database is added by the lock manager side).
@@ -103,9 +105,10 @@ mod tests {
     /// change would orphan every stored record and void exclusion during a rolling upgrade.
     #[test]
     fn digests_and_tags_are_frozen() {
-        let vectors: [(&str, &str, &str, [u32; 3], [u32; 3]); 4] = include!("identity_vectors.in");
-        for (scope, name, digest, key, wake) in vectors {
-            let id = Identity::new(Domain::Key, scope.as_bytes(), name.as_bytes());
+        let vectors: [(Domain, &str, &str, &str, [u32; 3], [u32; 3]); 6] =
+            include!("identity_vectors.in");
+        for (domain, scope, name, digest, key, wake) in vectors {
+            let id = Identity::new(domain, scope.as_bytes(), name.as_bytes());
             let fields = |t: Tag| [t.field2, t.field3, t.field4 as u32];
             assert_eq!(hex(&id.digest), digest, "digest of {scope:?} {name:?}");
             assert_eq!(fields(id.key_tag), key, "key tag of {scope:?} {name:?}");
@@ -120,10 +123,7 @@ mod tests {
         for scope in parts {
             for name in parts {
                 let id = Identity::new(Domain::Key, scope.as_bytes(), name.as_bytes());
-                assert!(
-                    seen.insert(id.digest),
-                    "{scope:?} {name:?} meets another pair"
-                );
+                assert!(seen.insert(id.digest), "{scope:?} {name:?} meets another pair");
             }
         }
     }

@@ -11,6 +11,7 @@ pub mod duration;
 pub mod error;
 pub mod held;
 pub mod identity;
+pub mod lease;
 pub mod limits;
 
 /// A moment: microseconds since 2000-01-01 00:00 UTC, as in PostgreSQL's `timestamptz`.

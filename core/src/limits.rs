@@ -17,10 +17,7 @@ pub fn name<'a>(argument: &'static str, given: Option<&'a [u8]>) -> Result<&'a [
 /// A scope: at most 1,024 bytes, and may be empty. Else 22023.
 pub fn label<'a>(argument: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], Error> {
     if bytes.len() > LONGEST_NAME {
-        return Err(Error::TooLong {
-            argument,
-            bytes: bytes.len(),
-        });
+        return Err(Error::TooLong { argument, bytes: bytes.len() });
     }
     Ok(bytes)
 }
@@ -35,19 +32,13 @@ mod tests {
         assert_eq!(name("key", Some(b"")).unwrap_err().sqlstate(), "22023");
         assert!(name("key", Some(&[b'k'; 1])).is_ok());
         assert!(name("key", Some(&[b'k'; 1024])).is_ok());
-        assert_eq!(
-            name("key", Some(&[b'k'; 1025])).unwrap_err().sqlstate(),
-            "22023"
-        );
+        assert_eq!(name("key", Some(&[b'k'; 1025])).unwrap_err().sqlstate(), "22023");
     }
 
     #[test]
     fn a_scope_may_be_empty() {
         assert!(label("scope", b"").is_ok());
         assert!(label("scope", &[b's'; 1024]).is_ok());
-        assert_eq!(
-            label("scope", &[b's'; 1025]).unwrap_err().sqlstate(),
-            "22023"
-        );
+        assert_eq!(label("scope", &[b's'; 1025]).unwrap_err().sqlstate(), "22023");
     }
 }

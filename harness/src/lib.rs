@@ -23,19 +23,14 @@ pub fn sqlstate(error: &postgres::Error) -> &str {
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(10);
     while !condition() {
-        assert!(
-            Instant::now() < end,
-            "still not so after ten seconds: {what}"
-        );
+        assert!(Instant::now() < end, "still not so after ten seconds: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
 /// The major version of PostgreSQL that the tests run on.
 pub fn major() -> u32 {
-    environment("IDEM_PG_MAJOR")
-        .parse()
-        .expect("IDEM_PG_MAJOR is a number")
+    environment("IDEM_PG_MAJOR").parse().expect("IDEM_PG_MAJOR is a number")
 }
 
 fn environment(name: &str) -> String {
@@ -111,22 +106,12 @@ impl TestDb {
 
     #[track_caller]
     pub fn connect(&self, user: &str) -> Client {
-        connect(
-            &environment("PGHOST"),
-            &environment("PGPORT"),
-            &self.name,
-            user,
-        )
+        connect(&environment("PGHOST"), &environment("PGPORT"), &self.name, user)
     }
 
     #[track_caller]
     fn server(database: &str) -> Client {
-        connect(
-            &environment("PGHOST"),
-            &environment("PGPORT"),
-            database,
-            "postgres",
-        )
+        connect(&environment("PGHOST"), &environment("PGPORT"), database, "postgres")
     }
 }
 
@@ -157,10 +142,8 @@ impl Server {
             std::process::id(),
             unique()
         ));
-        let server = Self {
-            dir,
-            settings: settings.iter().map(|setting| setting.to_string()).collect(),
-        };
+        let server =
+            Self { dir, settings: settings.iter().map(|setting| setting.to_string()).collect() };
         server.start_again();
         server
     }
@@ -241,10 +224,7 @@ fn script() -> PathBuf {
 /// Runs `scripts/pg`.
 #[track_caller]
 pub fn pg(arguments: &[&str]) {
-    let output = Command::new(script())
-        .args(arguments)
-        .output()
-        .expect("scripts/pg can be run");
+    let output = Command::new(script()).args(arguments).output().expect("scripts/pg can be run");
     assert!(
         output.status.success(),
         "scripts/pg {}: {}",

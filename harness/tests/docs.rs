@@ -21,19 +21,12 @@ fn blocks(document: &str) -> Vec<Block<'_>> {
         let Some(info) = line.strip_prefix("```") else {
             continue;
         };
-        let text: Vec<&str> = lines
-            .by_ref()
-            .map(|(_, line)| line)
-            .take_while(|line| *line != "```")
-            .collect();
+        let text: Vec<&str> =
+            lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
         let mut words = info.split_whitespace();
         if words.next() == Some("sql") {
             let fails = words.nth(1);
-            found.push(Block {
-                line: number + 1,
-                fails,
-                text: text.join("\n"),
-            });
+            found.push(Block { line: number + 1, fails, text: text.join("\n") });
         }
     }
     found
@@ -68,11 +61,7 @@ fn run(name: &str) {
         .stderr(Stdio::piped())
         .spawn()
         .expect("psql can be started");
-    psql.stdin
-        .take()
-        .unwrap()
-        .write_all(script.as_bytes())
-        .expect("psql reads the script");
+    psql.stdin.take().unwrap().write_all(script.as_bytes()).expect("psql reads the script");
     let output = psql.wait_with_output().expect("psql ends");
     assert!(
         output.status.success(),
@@ -81,9 +70,7 @@ fn run(name: &str) {
         String::from_utf8_lossy(&output.stderr)
     );
     // Roles belong to the server, which other documents share.
-    let _ = db
-        .admin()
-        .batch_execute("DROP EXTENSION idem; DROP ROLE IF EXISTS shop");
+    let _ = db.admin().batch_execute("DROP EXTENSION idem; DROP ROLE IF EXISTS shop");
 }
 
 #[test]

@@ -78,6 +78,7 @@ pub enum Value {
     Null,
     Bool(bool),
     Int(i32),
+    Long(i64),
     Moment(Moment),
     Interval(Micros),
     Token(Token),
@@ -104,12 +105,10 @@ impl Value {
             Value::Null => return None,
             Value::Bool(value) => pg_sys::Datum::from(value),
             Value::Int(value) => pg_sys::Datum::from(value),
-            Value::Moment(value) => pg_sys::Datum::from(value),
-            Value::Interval(micros) => allocated(pg_sys::Interval {
-                time: micros,
-                day: 0,
-                month: 0,
-            }),
+            Value::Long(value) | Value::Moment(value) => pg_sys::Datum::from(value),
+            Value::Interval(micros) => {
+                allocated(pg_sys::Interval { time: micros, day: 0, month: 0 })
+            }
             Value::Token(token) => allocated(token),
             Value::Static(text) => Varlena::new(text.as_bytes()).0,
             Value::Varlena(value) => value.0,
@@ -160,19 +159,14 @@ impl Call {
 
     pub fn token(&self, index: usize) -> Option<Token> {
         // SAFETY: a uuid datum points to 16 bytes.
-        self.argument(index)
-            .map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
+        self.argument(index).map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
     }
 
     pub fn interval(&self, index: usize) -> Option<Interval> {
         self.argument(index).map(|datum| {
             // SAFETY: an interval datum points to an Interval.
             let interval = unsafe { *datum.cast_mut_ptr::<pg_sys::Interval>() };
-            Interval {
-                months: interval.month,
-                days: interval.day,
-                micros: interval.time,
-            }
+            Interval { months: interval.month, days: interval.day, micros: interval.time }
         })
     }
 
@@ -256,10 +250,7 @@ unsafe impl Sync for Descriptor {}
 
 impl<const N: usize> Shape<N> {
     pub const fn new(columns: [(&'static CStr, pg_sys::BuiltinOid); N]) -> Shape<N> {
-        Shape {
-            columns,
-            descriptor: std::sync::OnceLock::new(),
-        }
+        Shape { columns, descriptor: std::sync::OnceLock::new() }
     }
 
     fn descriptor(&self) -> pg_sys::TupleDesc {
@@ -308,15 +299,9 @@ impl Report {
         let texts = texts.map(|text| text.and_then(|text| CString::new(text).ok()));
         LAST_REPORT.with_borrow_mut(|last| {
             *last = texts;
-            let [message, detail, hint] = last
-                .each_ref()
-                .map(|text| text.as_ref().map_or(null(), |text| text.as_ptr()));
-            Report {
-                sqlstate,
-                message,
-                detail,
-                hint,
-            }
+            let [message, detail, hint] =
+                last.each_ref().map(|text| text.as_ref().map_or(null(), |text| text.as_ptr()));
+            Report { sqlstate, message, detail, hint }
         })
     }
 
@@ -336,19 +321,12 @@ impl Report {
                 let owned = |text: Option<&str>| text.map(str::to_string);
                 return Report::new(
                     error.sql_error_code() as c_int,
-                    [
-                        Some(error.message().to_string()),
-                        owned(error.detail()),
-                        owned(error.hint()),
-                    ],
+                    [Some(error.message().to_string()), owned(error.detail()), owned(error.hint())],
                 );
             }
             Err(other) => match other.downcast::<String>() {
                 Ok(text) => *text,
-                Err(other) => other
-                    .downcast_ref::<&str>()
-                    .unwrap_or(&"unknown")
-                    .to_string(),
+                Err(other) => other.downcast_ref::<&str>().unwrap_or(&"unknown").to_string(),
             },
         };
         Report::new(internal, [Some(format!("idem failed: {text}")), None, None])
@@ -357,9 +335,10 @@ impl Report {
 
 /// The packing of elog.h: six bits a character.
 fn pack_sqlstate(state: &str) -> c_int {
-    state.bytes().rev().fold(0, |packed, byte| {
-        (packed << 6) | (c_int::from(byte.wrapping_sub(b'0')) & 0x3F)
-    })
+    state
+        .bytes()
+        .rev()
+        .fold(0, |packed, byte| (packed << 6) | (c_int::from(byte.wrapping_sub(b'0')) & 0x3F))
 }
 
 // Declared here because pgrx keeps them out of its bindings: they must be called from a frame

@@ -31,10 +31,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 /// claim excludes others who do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Claiming, completing, releasing, forgetting.
+    /// Claiming, completing, releasing, forgetting; taking and giving back a lock.
     Exclusive = pg_sys::ExclusiveLock as isize,
     /// Extending.
     ShareUpdateExclusive = pg_sys::ShareUpdateExclusiveLock as isize,
+    /// Guarding: beside another guard and beside extending.
+    RowShare = pg_sys::RowShareLock as isize,
     /// Waiting for a lease to end (on the wake tag only).
     Share = pg_sys::ShareLock as isize,
 }
@@ -73,17 +75,32 @@ pub(super) fn owned_by_transaction<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
-fn acquire(tag: Tag, mode: Mode, dont_wait: bool) -> bool {
+/// What a try for a lock led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tried {
+    /// Somebody else is in the way.
+    Busy,
+    /// This call took it.
+    Taken,
+    /// This transaction held it before; it now holds it once more.
+    HeldBefore,
+}
+
+fn acquire(tag: Tag, mode: Mode, dont_wait: bool) -> Tried {
     let tag = locktag(tag);
     // SAFETY: the tag is valid; an error leaves as a panic.
     let result = owned_by_transaction(|| unsafe {
         pg_sys::LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait)
     });
-    result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+    match result {
+        pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL => Tried::Busy,
+        pg_sys::LockAcquireResult::LOCKACQUIRE_OK => Tried::Taken,
+        _ => Tried::HeldBefore,
+    }
 }
 
 /// Takes the lock if that needs no waiting. 53200 if the lock table is full.
-pub fn try_lock(tag: Tag, mode: Mode) -> bool {
+pub fn try_lock(tag: Tag, mode: Mode) -> Tried {
     acquire(tag, mode, true)
 }
 
@@ -91,6 +108,16 @@ pub fn try_lock(tag: Tag, mode: Mode) -> bool {
 /// `statement_timeout`, 40P01 on deadlock.
 pub fn lock(tag: Tag, mode: Mode) {
     acquire(tag, mode, false);
+}
+
+/// Whether another transaction holds the lock exclusively, or waits to.
+pub fn exclusively_held(tag: Tag) -> bool {
+    // Of all modes in use, this one conflicts with Exclusive only.
+    let tried = try_lock(tag, Mode::RowShare);
+    if tried != Tried::Busy {
+        unlock(tag, Mode::RowShare);
+    }
+    tried == Tried::Busy
 }
 
 /// Gives back a lock taken in the same call.
@@ -118,11 +145,7 @@ pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
     let millis = i32::try_from(whole_millis(patience)).unwrap_or(i32::MAX);
     // SAFETY: plain globals of this single-threaded backend.
     let (users, context, owner) = unsafe {
-        (
-            pg_sys::LockTimeout,
-            pg_sys::CurrentMemoryContext,
-            pg_sys::CurrentResourceOwner,
-        )
+        (pg_sys::LockTimeout, pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner)
     };
     let ours = users == 0 || millis < users;
 
@@ -204,12 +227,7 @@ pub fn sleep(length: Micros) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     // SAFETY: MyLatch is this backend's own latch.
     unsafe {
-        pg_sys::WaitLatch(
-            pg_sys::MyLatch,
-            events as i32,
-            whole_millis(length),
-            wait_event(),
-        );
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, whole_millis(length), wait_event());
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
     super::check_for_interrupts();
@@ -230,7 +248,5 @@ fn wait_event() -> u32 {
 /// Rounds up, so that a sleep never ends before what it waits for; at most a day at a time, which
 /// the callers' loops repeat.
 fn whole_millis(length: Micros) -> i64 {
-    (length / 1_000)
-        .saturating_add(i64::from(length % 1_000 > 0))
-        .clamp(1, 86_400_000)
+    (length / 1_000).saturating_add(i64::from(length % 1_000 > 0)).clamp(1, 86_400_000)
 }

@@ -24,7 +24,7 @@
 use super::fmgr::{Value, Varlena};
 use super::lock::owned_by_transaction;
 use idem_core::error::Error;
-use idem_core::{Micros, Moment, Token};
+use idem_core::{Micros, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -37,8 +37,8 @@ pub struct Definition {
     pub slot: usize,
 }
 
-/// How many tables there are.
-pub const TABLES: usize = 2;
+/// How many tables there are: the places in the cache.
+pub const TABLES: usize = 3;
 
 /// What a table is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -76,61 +76,53 @@ impl View {
     }
 }
 
-type Oids = [pg_sys::Oid; TABLES];
-
 thread_local! {
-    static OIDS: Cell<Option<Oids>> = const { Cell::new(None) };
+    /// The OIDs of the tables, as far as they are known.
+    static OIDS: Cell<[pg_sys::Oid; TABLES]> = const { Cell::new([pg_sys::InvalidOid; TABLES]) };
     static WATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
 unsafe extern "C-unwind" fn on_relcache_change(_: pg_sys::Datum, relation: pg_sys::Oid) {
     let all = relation == pg_sys::InvalidOid;
-    if all || OIDS.get().is_some_and(|oids| oids.contains(&relation)) {
-        OIDS.set(None);
-    }
+    OIDS.set(OIDS.get().map(|oid| if all || oid == relation { pg_sys::InvalidOid } else { oid }));
 }
 
-/// The OIDs of `tables`, which lie in the schema of the SQL function `function`.
-fn resolve(function: pg_sys::Oid, tables: &[&'static Definition; TABLES]) -> Result<Oids, Error> {
-    if let Some(oids) = OIDS.get() {
-        return Ok(oids);
+fn remember(table: &Definition, oid: pg_sys::Oid) {
+    let mut oids = OIDS.get();
+    oids[table.slot] = oid;
+    OIDS.set(oids);
+}
+
+/// The OID of `table`, which lies in the schema of the SQL function `function`.
+fn resolve(table: &Definition, function: pg_sys::Oid) -> Result<pg_sys::Oid, Error> {
+    let known = OIDS.get()[table.slot];
+    if known != pg_sys::InvalidOid {
+        return Ok(known);
     }
-    let mut oids = [pg_sys::InvalidOid; TABLES];
     // SAFETY: catalogue look-ups by valid OIDs and C strings; the callback is a function of this
-    // library, which is never unloaded.
+    // library, which is never unloaded; opening a table that is gone raises an error.
     unsafe {
         if !WATCHING.replace(true) {
             pg_sys::CacheRegisterRelcacheCallback(Some(on_relcache_change), pg_sys::Datum::null());
         }
         let schema = pg_sys::get_func_namespace(function);
-        for table in tables {
-            let oid = pg_sys::get_relname_relid(table.name.as_ptr(), schema);
-            if oid == pg_sys::InvalidOid {
-                return Err(Error::OtherVersion {
-                    found: "A table of the extension is missing.",
-                });
-            }
-            oids[table.slot] = oid;
+        let oid = pg_sys::get_relname_relid(table.name.as_ptr(), schema);
+        if oid == pg_sys::InvalidOid {
+            return Err(Error::OtherVersion { found: "A table of the extension is missing." });
         }
-    }
-    // Cached before the check: a change reported meanwhile empties the cache again.
-    OIDS.set(Some(oids));
-    for table in tables {
-        // SAFETY: the OID was just found; if the table is gone this raises an error.
-        let fits = unsafe {
-            let relation = pg_sys::table_open(oids[table.slot], Access::Read as pg_sys::LOCKMODE);
-            let fits = has_columns(relation, table.columns);
-            pg_sys::table_close(relation, Access::Read as pg_sys::LOCKMODE);
-            fits
-        };
+        // Remembered before the check: a change reported meanwhile makes it unknown again.
+        remember(table, oid);
+        let relation = pg_sys::table_open(oid, Access::Read as pg_sys::LOCKMODE);
+        let fits = has_columns(relation, table.columns);
+        pg_sys::table_close(relation, Access::Read as pg_sys::LOCKMODE);
         if !fits {
-            OIDS.set(None);
+            remember(table, pg_sys::InvalidOid);
             return Err(Error::OtherVersion {
                 found: "A table of the extension has not the columns the library expects.",
             });
         }
+        Ok(oid)
     }
-    Ok(oids)
 }
 
 /// Whether the first columns have these types; columns added behind them do not matter.
@@ -154,27 +146,18 @@ pub struct Table {
 }
 
 impl Table {
-    /// Opens and locks one of `tables`, which lie in the schema of the SQL function `function`.
-    pub fn open(
-        table: &'static Definition,
-        function: pg_sys::Oid,
-        tables: &[&'static Definition; TABLES],
-        access: Access,
-    ) -> Result<Table, Error> {
+    /// Opens and locks `table`, which lies in the schema of the SQL function `function`.
+    pub fn open(table: &Definition, function: pg_sys::Oid, access: Access) -> Result<Table, Error> {
         let mode = access as pg_sys::LOCKMODE;
         loop {
-            let oid = resolve(function, tables)?[table.slot];
+            let oid = resolve(table, function)?;
             // SAFETY: locking is by OID and harmless if the table is gone; it takes in pending
             // invalidations, after which a cache that still knows the OID proves that it is not.
             unsafe {
                 owned_by_transaction(|| pg_sys::LockRelationOid(oid, mode));
-                if OIDS.get().is_some_and(|oids| oids[table.slot] == oid) {
+                if OIDS.get()[table.slot] == oid {
                     let relation = pg_sys::table_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
-                    return Ok(Table {
-                        relation,
-                        oid,
-                        access,
-                    });
+                    return Ok(Table { relation, oid, access });
                 }
                 owned_by_transaction(|| pg_sys::UnlockRelationOid(oid, mode));
             }
@@ -230,11 +213,7 @@ impl Table {
             let mut values = vec![pg_sys::Datum::null(); columns];
             let mut nulls = vec![false; columns];
             pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Row {
-                place: (*tuple).t_self,
-                values,
-                nulls,
-            }
+            Row { place: (*tuple).t_self, values, nulls }
         }
     }
 
@@ -244,10 +223,7 @@ impl Table {
             |slot, _| {
                 // SAFETY: the relation is open for writing, the slot is of its shape and filled.
                 unsafe { pg_sys::simple_table_tuple_insert(self.relation, slot) };
-                Some(IndexEntries {
-                    update: false,
-                    summarizing: false,
-                })
+                Some(IndexEntries { update: false, summarizing: false })
             },
             values,
         );
@@ -294,10 +270,7 @@ impl Table {
                 pg_sys::MakeSingleTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
             for column in 0..(*descriptor).natts as usize {
                 let datum = values.get(column).and_then(|value| value.datum());
-                (*slot)
-                    .tts_values
-                    .add(column)
-                    .write(datum.unwrap_or(pg_sys::Datum::null()));
+                (*slot).tts_values.add(column).write(datum.unwrap_or(pg_sys::Datum::null()));
                 (*slot).tts_isnull.add(column).write(datum.is_none());
             }
             pg_sys::ExecStoreVirtualTuple(slot);
@@ -341,10 +314,7 @@ unsafe fn update_tuple(
     unsafe {
         pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut update_indexes)
     };
-    update_indexes.then_some(IndexEntries {
-        update: true,
-        summarizing: false,
-    })
+    update_indexes.then_some(IndexEntries { update: true, summarizing: false })
 }
 
 #[cfg(not(feature = "pg15"))]
@@ -358,10 +328,8 @@ unsafe fn update_tuple(
     let mut which = TU_None;
     // SAFETY: passed on from the caller.
     unsafe { pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut which) };
-    (which != TU_None).then_some(IndexEntries {
-        update: true,
-        summarizing: which == TU_Summarizing,
-    })
+    (which != TU_None)
+        .then_some(IndexEntries { update: true, summarizing: which == TU_Summarizing })
 }
 
 unsafe fn insert_index_entries(
@@ -418,19 +386,24 @@ impl Row {
 
     /// A NOT NULL column; XX001 if it is NULL all the same.
     fn required(&self, column: usize) -> Result<pg_sys::Datum, Error> {
-        self.datum(column).ok_or(Error::Corrupted {
-            found: "A column that must not be NULL is NULL.",
-        })
+        self.datum(column)
+            .ok_or(Error::Corrupted { found: "A column that must not be NULL is NULL." })
     }
 
     pub fn token(&self, column: usize) -> Result<Token, Error> {
         // SAFETY: the columns' types were checked when the table was opened: a uuid is 16 bytes.
-        self.required(column)
-            .map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
+        self.required(column).map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
     }
 
-    pub fn moment(&self, column: usize) -> Result<Moment, Error> {
-        self.required(column).map(|datum| datum.value() as Moment)
+    /// The token of a column that may be NULL.
+    pub fn token_or_null(&self, column: usize) -> Option<Token> {
+        // SAFETY: as for `token`.
+        self.datum(column).map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
+    }
+
+    /// A timestamptz or bigint.
+    pub fn long(&self, column: usize) -> Result<i64, Error> {
+        self.required(column).map(|datum| datum.value() as i64)
     }
 
     pub fn int(&self, column: usize) -> Result<i32, Error> {

@@ -32,10 +32,8 @@ fn pay(client: &mut Client, item: &str, euros: i32, work: Duration) -> Result<An
         "acquired" => {
             insert(&mut transaction, item, euros)?;
             sleep(work);
-            transaction.execute(
-                "SELECT idem_complete($1, $2)",
-                &[&item, &json!({ "receipt": item })],
-            )?;
+            transaction
+                .execute("SELECT idem_complete($1, $2)", &[&item, &json!({ "receipt": item })])?;
             Answer::Paid
         }
         "completed" => Answer::Replayed(begun.get("result")),
@@ -49,10 +47,7 @@ fn pay(client: &mut Client, item: &str, euros: i32, work: Duration) -> Result<An
 
 fn begin(client: &mut impl GenericClient, item: &str, euros: i32) -> Result<postgres::Row, Error> {
     let request = format!("{item}, {euros} EUR");
-    client.query_one(
-        "SELECT * FROM idem_begin($1, sha256($2))",
-        &[&item, &request.as_bytes()],
-    )
+    client.query_one("SELECT * FROM idem_begin($1, sha256($2))", &[&item, &request.as_bytes()])
 }
 
 fn begin_with_lease(client: &mut Client, item: &str, lease: &str) -> Result<(Uuid, i32), Error> {
@@ -64,10 +59,7 @@ fn begin_with_lease(client: &mut Client, item: &str, lease: &str) -> Result<(Uui
 }
 
 fn insert(client: &mut impl GenericClient, item: &str, euros: i32) -> Result<u64, Error> {
-    client.execute(
-        "INSERT INTO payments (item, euros) VALUES ($1, $2)",
-        &[&item, &euros],
-    )
+    client.execute("INSERT INTO payments (item, euros) VALUES ($1, $2)", &[&item, &euros])
 }
 
 /// What happened so far, and whether it is what should have.
@@ -108,11 +100,7 @@ fn main() -> ExitCode {
              GRANT SELECT, INSERT ON payments TO app",
         )
         .expect("the shop's table can be created");
-    let mut report = Report {
-        scene: 0,
-        failures: 0,
-        sent: Vec::new(),
-    };
+    let mut report = Report { scene: 0, failures: 0, sent: Vec::new() };
     println!(
         "idem on PostgreSQL {}: a shop whose clients retry. One payment has one key, the item.",
         major()
@@ -150,31 +138,19 @@ fn retried(db: &TestDb, report: &mut Report) -> Result<(), Error> {
     );
     let second = pay(&mut db.app(), "book", 20, Duration::ZERO)?;
     let replayed = second == Answer::Replayed(json!({ "receipt": "book" }));
-    report.line(
-        "again",
-        replayed,
-        r#"completed: answered with the stored {"receipt": "book"}"#,
-    );
+    report.line("again", replayed, r#"completed: answered with the stored {"receipt": "book"}"#);
     Ok(())
 }
 
 fn other_amount(db: &TestDb, report: &mut Report) -> Result<(), Error> {
     report.scene("The same key with another amount", "book", 1);
     let answer = pay(&mut db.app(), "book", 2000, Duration::ZERO)?;
-    report.line(
-        "2000 EUR",
-        answer == Answer::Mismatch,
-        "mismatch: refused, nothing paid",
-    );
+    report.line("2000 EUR", answer == Answer::Mismatch, "mismatch: refused, nothing paid");
     Ok(())
 }
 
 fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
-    report.scene(
-        &format!("{DUPLICATES} duplicates at once"),
-        "lamp",
-        DUPLICATES,
-    );
+    report.scene(&format!("{DUPLICATES} duplicates at once"), "lamp", DUPLICATES);
     let together = Barrier::new(DUPLICATES);
     let retries = AtomicUsize::new(0);
     // Each client: its first answer, and the last one after retrying while the payment was in progress.
@@ -201,14 +177,8 @@ fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
     })?;
     report.sent("lamp", retries.into_inner());
     let stored = Answer::Replayed(json!({ "receipt": "lamp" }));
-    let paid = answers
-        .iter()
-        .filter(|(first, _)| *first == Answer::Paid)
-        .count();
-    let busy = answers
-        .iter()
-        .filter(|(first, _)| *first == Answer::InProgress)
-        .count();
+    let paid = answers.iter().filter(|(first, _)| *first == Answer::Paid).count();
+    let busy = answers.iter().filter(|(first, _)| *first == Answer::InProgress).count();
     let replayed = answers.iter().filter(|(first, _)| *first == stored).count();
     let retried = answers
         .iter()
@@ -224,20 +194,13 @@ fn duplicates(db: &TestDb, report: &mut Report) -> Result<(), Error> {
 }
 
 fn killed(db: &TestDb, report: &mut Report) -> Result<(), Error> {
-    report.scene(
-        "A client killed after it wrote the payment, before COMMIT",
-        "chair",
-        2,
-    );
+    report.scene("A client killed after it wrote the payment, before COMMIT", "chair", 2);
     let mut doomed = db.app();
     let mut transaction = doomed.transaction()?;
     begin(&mut transaction, "chair", 80)?;
     insert(&mut transaction, "chair", 80)?;
-    let pid: i32 = transaction
-        .query_one("SELECT pg_backend_pid()", &[])?
-        .get(0);
-    db.admin()
-        .execute("SELECT pg_terminate_backend($1, 10000)", &[&pid])?;
+    let pid: i32 = transaction.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    db.admin().execute("SELECT pg_terminate_backend($1, 10000)", &[&pid])?;
     report.line(
         "first",
         transaction.commit().is_err(),
@@ -258,11 +221,7 @@ fn forgotten(db: &TestDb, report: &mut Report) -> Result<(), Error> {
         Err(error) => sqlstate(&error) == "ID007",
         Ok(()) => false,
     };
-    report.line(
-        "COMMIT",
-        refused,
-        "refused (ID007): else a retry would pay twice",
-    );
+    report.line("COMMIT", refused, "refused (ID007): else a retry would pay twice");
     let answer = pay(&mut client, "desk", 150, Duration::ZERO)?;
     report.line("corrected", answer == Answer::Paid, "acquired: paid");
     Ok(())
@@ -270,11 +229,7 @@ fn forgotten(db: &TestDb, report: &mut Report) -> Result<(), Error> {
 
 /// The charge itself happens outside the database, at a provider who is given the same key.
 fn lost_lease(db: &TestDb, report: &mut Report) -> Result<(), Error> {
-    report.scene(
-        "A worker that charges outside, on a lease, and stalls",
-        "phone",
-        2,
-    );
+    report.scene("A worker that charges outside, on a lease, and stalls", "phone", 2);
     let (mut slow, mut quick) = (db.app(), db.app());
     let (slow_token, _) = begin_with_lease(&mut slow, "phone", "100 milliseconds")?;
     sleep(Duration::from_millis(150)); // the provider does not answer, and the lease runs out
@@ -307,23 +262,17 @@ fn lost_lease(db: &TestDb, report: &mut Report) -> Result<(), Error> {
 
 /// Each item was asked for once, however often the request was sent.
 fn table(db: &TestDb, report: &mut Report) -> Result<(), Error> {
-    println!(
-        "\n   {:<10} {:>5} {:>6} {:>5}",
-        "payment", "sent", "asked", "made"
-    );
+    println!("\n   {:<10} {:>5} {:>6} {:>5}", "payment", "sent", "asked", "made");
     let mut client = db.app();
     let mut total = (0, 0, 0);
     for (item, sent) in std::mem::take(&mut report.sent) {
-        let made: i64 = client
-            .query_one("SELECT count(*) FROM payments WHERE item = $1", &[&item])?
-            .get(0);
+        let made: i64 =
+            client.query_one("SELECT count(*) FROM payments WHERE item = $1", &[&item])?.get(0);
         row(report, item, (sent, 1, made));
         total = (total.0 + sent, total.1 + 1, total.2 + made);
     }
     row(report, "all", total);
-    let made: i64 = client
-        .query_one("SELECT count(*) FROM payments", &[])?
-        .get(0);
+    let made: i64 = client.query_one("SELECT count(*) FROM payments", &[])?.get(0);
     assert_eq!(made, total.2, "a payment that nobody asked for");
     Ok(())
 }

@@ -1,0 +1,163 @@
+//! A name that others may want too: trying its lock, looking, and waiting for whoever is in the way.
+//!
+//! The order is: try the lock, then look. With the lock, the look is final. Without it, somebody is
+//! at the name at this moment, and a look can still tell something: a finished record, a live lease.
+//! If it tells nothing, the other is an open transaction, or a caller who holds the lock just for its
+//! own look; so the lock is tried again briefly before the name is said to be busy. A lock that led
+//! to nothing is given back at once.
+//!
+//! A caller with patience queues for the lock while an open transaction has it exclusively, and
+//! sleeps while a lease runs: registered on the wake tag first, then one more look, then sleep (see
+//! `pg::lock`).
+
+use crate::pg;
+use crate::pg::lock::{self, Mode, Tried};
+use idem_core::error::Error;
+use idem_core::identity::Identity;
+use idem_core::{Micros, Moment};
+use std::time::Instant;
+
+/// How long to wait for somebody who is in the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// 0: answer at once.
+    For(Micros),
+    Forever,
+}
+
+/// What a look found.
+pub enum Seen<T> {
+    /// The caller's answer; `keep_lock`: the lock stays until the transaction ends.
+    Answer { answer: T, keep_lock: bool },
+    /// Somebody else has the name on a lease.
+    Leased(Lease),
+    /// Nothing that counts. Only for a look without the lock.
+    Nothing,
+}
+
+/// Somebody else's lease.
+#[derive(Clone, Copy)]
+pub struct Lease {
+    pub end: Moment,
+    /// What is left of it, above 0.
+    pub left: Micros,
+}
+
+/// Who is still in the way when patience is over; `None`: an open transaction.
+pub struct Busy {
+    pub lease: Option<Lease>,
+}
+
+/// Pauses between tries for a lock whose holder may only be looking: together well under half a
+/// millisecond.
+const BRIEF_PAUSES: [Micros; 5] = [0, 0, 10, 30, 60];
+
+/// Has `look` look at the name, with its lock if it can be had, until there is an answer or `wait` is
+/// over.
+pub fn contend<T>(
+    identity: &Identity,
+    wait: Wait,
+    mut look: impl FnMut(Tried) -> Result<Seen<T>, Error>,
+) -> Result<Result<T, Busy>, Error> {
+    let since = Instant::now();
+    let mut pauses = BRIEF_PAUSES.iter();
+    let mut registered = false;
+    // Set when the lock was queued for, and is held at the start of the next round.
+    let mut queued = false;
+
+    let outcome = loop {
+        let tried = match queued {
+            true => Tried::Taken,
+            false => lock::try_lock(identity.key_tag, Mode::Exclusive),
+        };
+        queued = false;
+        let locked = tried != Tried::Busy;
+
+        let lease = match look(tried)? {
+            Seen::Answer { answer, keep_lock } => {
+                if locked && !keep_lock {
+                    lock::unlock(identity.key_tag, Mode::Exclusive);
+                }
+                break Ok(answer);
+            }
+            Seen::Leased(lease) => Some(lease),
+            Seen::Nothing => None,
+        };
+        if locked {
+            lock::unlock(identity.key_tag, Mode::Exclusive);
+        }
+
+        let Some(patience) = patience(wait, since) else {
+            match pauses.next() {
+                Some(pause) if lease.is_none() && wait == Wait::For(0) => pg::pause(*pause),
+                _ => break Err(Busy { lease }),
+            }
+            continue;
+        };
+        match lease {
+            // Whoever only prolongs or guards the lease is nothing to queue for: it would keep
+            // the next one who prolongs waiting behind us.
+            Some(lease) if locked || !lock::exclusively_held(identity.key_tag) => {
+                if registered {
+                    sleep(lease, patience, since)?;
+                } else {
+                    lock::try_lock(identity.wake_tag, Mode::Share);
+                    registered = true;
+                }
+            }
+            _ => {
+                queued = match patience {
+                    Patience::Left(left) => {
+                        lock::lock_within(identity.key_tag, Mode::Exclusive, left)
+                    }
+                    Patience::Endless => {
+                        lock::lock(identity.key_tag, Mode::Exclusive);
+                        true
+                    }
+                }
+            }
+        }
+    };
+    if registered {
+        lock::unlock(identity.wake_tag, Mode::Share);
+    }
+    Ok(outcome)
+}
+
+/// What is left of a wait.
+#[derive(Clone, Copy)]
+enum Patience {
+    Left(Micros),
+    Endless,
+}
+
+fn patience(wait: Wait, since: Instant) -> Option<Patience> {
+    match wait {
+        Wait::Forever => Some(Patience::Endless),
+        Wait::For(wait) => {
+            let left = wait - elapsed(since);
+            (left > 0).then_some(Patience::Left(left))
+        }
+    }
+}
+
+fn elapsed(since: Instant) -> Micros {
+    Micros::try_from(since.elapsed().as_micros()).unwrap_or(Micros::MAX)
+}
+
+/// One sleep of a waiter for a lease; `lock_timeout` counts from the start of the wait.
+fn sleep(lease: Lease, patience: Patience, since: Instant) -> Result<(), Error> {
+    let mut length = lease.left;
+    if let Patience::Left(left) = patience {
+        length = length.min(left);
+    }
+    if let Some(timeout) = pg::lock_timeout() {
+        let before_timeout = timeout - elapsed(since);
+        if before_timeout <= 0 {
+            return Err(Error::LockTimeout);
+        }
+        length = length.min(before_timeout);
+    }
+    lock::sleep(length);
+    Ok(())
+}

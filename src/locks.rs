@@ -1,0 +1,176 @@
+//! Locks: leases with a fence, and locks that end with the transaction.
+//!
+//! One name is one lock: both kinds take the name's lock in the lock manager, so they exclude each
+//! other. A *transaction lock* is nothing but that. A *lease lock* is a row besides, which goes on
+//! counting when its taker's transaction has committed and no longer holds the name's lock.
+//!
+//! | who | holds the name's lock in mode | so that |
+//! |---|---|---|
+//! | takes, unlocks, or holds it for the transaction | Exclusive | nobody else does anything |
+//! | prolongs ([`extend`]) | ShareUpdateExclusive | a guarded transaction goes on |
+//! | guards ([`guard`]) | RowShare | nobody takes it before the transaction ends |
+//!
+//! A transaction that repeats [`take`] gets the same grant: that it holds the name's lock exclusively
+//! already, while a lease is running, can only be because it took that lease itself.
+
+use crate::contention::{self, Busy, Seen, Wait, contend};
+use crate::leases::{Leases, StoredLease};
+use crate::pg::fmgr::Varlena;
+use crate::pg::lock::{self, Mode, Tried};
+use crate::pg::table::Access;
+use crate::pg::{self};
+use crate::storage::Key;
+use idem_core::error::{Error, LockLost};
+use idem_core::lease::{self, Lease, Take};
+use idem_core::{Micros, Moment, Token};
+use pgrx::pg_sys;
+
+/// A lease lock that was granted.
+pub struct Grant {
+    pub token: Token,
+    pub fence: i64,
+    pub lease_end: Moment,
+}
+
+/// Who is in the way of a lock: `None`s if it is an open transaction.
+pub struct Held {
+    pub lease_end: Option<Moment>,
+    pub retry_after: Option<Micros>,
+    pub holder: Option<Varlena>,
+}
+
+/// Takes the lock `name` for `ttl`, or says who has it. Waits up to `wait`.
+pub fn take(
+    function: pg_sys::Oid,
+    name: &Key,
+    ttl: Micros,
+    holder: Option<Varlena>,
+    wait: Wait,
+) -> Result<Result<Grant, Held>, Error> {
+    let mut seen_holder = None;
+    let taken = contend(&name.identity, wait, |tried| {
+        let locked = tried != Tried::Busy;
+        let leases = Leases::open(function, if locked { Access::Write } else { Access::Read })?;
+        let found = leases.find(name)?;
+        let now = pg::now();
+        let seen = match lease::take(found.as_ref().map(|row| &row.lease), now) {
+            Take::Held { lease_end } => match found {
+                Some(StoredLease { lease: Lease { token: Some(token), fence, .. }, .. })
+                    if tried == Tried::HeldBefore =>
+                {
+                    Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
+                }
+                found => {
+                    seen_holder = found.and_then(|row| row.holder);
+                    Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
+                }
+            },
+            Take::Free { fence } if locked => {
+                let (token, lease_end) = (pg::new_token(), now + ttl);
+                let lease = Lease { token: Some(token), fence, expires_at: lease_end };
+                let row = StoredLease::replacing(found.as_ref(), lease, now, ttl, holder);
+                leases.put(name, &row);
+                pg::force_sync_commit();
+                Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
+            }
+            Take::Free { .. } => {
+                seen_holder = None;
+                Seen::Nothing
+            }
+        };
+        leases.close(matches!(seen, Seen::Answer { .. }));
+        Ok(seen)
+    })?;
+    Ok(taken.map_err(|Busy { lease }| Held {
+        lease_end: lease.map(|lease| lease.end),
+        retry_after: lease.map(|lease| lease.left),
+        holder: seen_holder,
+    }))
+}
+
+/// Takes the lock `name` until the transaction ends. False if somebody else has it and `wait` is over.
+pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Result<bool, Error> {
+    let taken = contend(&name.identity, wait, |tried| {
+        let leases = Leases::open(function, Access::Read)?;
+        let found = leases.find(name)?;
+        leases.close(false);
+        let now = pg::now();
+        Ok(match (tried, lease::take(found.as_ref().map(|row| &row.lease), now)) {
+            (Tried::Taken, Take::Free { .. }) | (Tried::HeldBefore, _) => {
+                Seen::Answer { answer: (), keep_lock: true }
+            }
+            (Tried::Taken | Tried::Busy, Take::Held { lease_end }) => {
+                Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
+            }
+            (Tried::Busy, Take::Free { .. }) => Seen::Nothing,
+        })
+    })?;
+    Ok(taken.is_ok())
+}
+
+/// Gives the lock another lease from now on, `ttl` long or as long as its last. Returns its end.
+/// ID011 if the token does not hold the lock; a lease that is over is never revived.
+pub fn extend(
+    function: pg_sys::Oid,
+    name: &Key,
+    token: Token,
+    ttl: Option<Micros>,
+) -> Result<Moment, Error> {
+    lock::lock(name.identity.key_tag, Mode::ShareUpdateExclusive);
+    let leases = Leases::open(function, Access::Write)?;
+    let row = held(leases.find(name)?, &token)?;
+    let ttl = ttl.unwrap_or(row.ttl);
+    let expires_at = pg::now() + ttl;
+    let lease = Lease { expires_at, ..row.lease };
+    leases.put(name, &StoredLease::replacing(Some(&row), lease, row.acquired_at, ttl, row.holder));
+    pg::force_sync_commit();
+    leases.close(true);
+    Ok(expires_at)
+}
+
+/// Frees the lock at COMMIT. False, and nothing changed, if the token does not hold it.
+pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, Error> {
+    lock::lock(name.identity.key_tag, Mode::Exclusive);
+    let leases = Leases::open(function, Access::Write)?;
+    match held(leases.find(name)?, &token) {
+        Ok(row) => {
+            lock::wake(name.identity.wake_tag);
+            let lease = Lease { token: None, ..row.lease };
+            let free = StoredLease::replacing(Some(&row), lease, row.acquired_at, row.ttl, None);
+            leases.put(name, &free);
+            leases.close(true);
+            Ok(true)
+        }
+        Err(Error::LockLost(_)) => {
+            leases.close(false);
+            lock::unlock(name.identity.key_tag, Mode::Exclusive);
+            Ok(false)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Has nobody else take the lock before this transaction ends, and returns its fence. ID011 unless
+/// the token holds it now.
+pub fn guard(function: pg_sys::Oid, name: &Key, token: Token) -> Result<i64, Error> {
+    lock::lock(name.identity.key_tag, Mode::RowShare);
+    let leases = Leases::open(function, Access::Read)?;
+    let mut row = held(leases.find(name)?, &token);
+    if row.is_err() {
+        // The row may be missed while somebody prolongs the lease: look again with that excluded.
+        lock::lock(name.identity.key_tag, Mode::ShareUpdateExclusive);
+        row = held(leases.find(name)?, &token);
+        lock::unlock(name.identity.key_tag, Mode::ShareUpdateExclusive);
+    }
+    leases.close(false);
+    Ok(row?.lease.fence)
+}
+
+/// The row, if `token` holds the lock now. A lock of the name is held.
+fn held(found: Option<StoredLease>, token: &Token) -> Result<StoredLease, Error> {
+    match found {
+        Some(row) if lease::holds(Some(&row.lease), token, pg::now()) => Ok(row),
+        Some(row) if row.lease.token == Some(*token) => Err(Error::LockLost(LockLost::Expired)),
+        _ => Err(Error::LockLost(LockLost::NotHeld)),
+    }
+}
