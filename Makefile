@@ -1,4 +1,4 @@
-# Makefile: what a person types. Servers are scripts/pg's business, tests are scripts/test's; only `install` is done here.
+# Makefile: what a person types. The work is done in scripts/: pg knows servers, test knows tests, install installs.
 
 MAJORS := 15 16 17 18
 ONE := $(firstword $(PG) 18)
@@ -45,23 +45,8 @@ unit: packages
 regress isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
-# $(call config,--option) asks the server's pg_config.
-config = $(shell '$(PG_CONFIG)' $(1))
-install: VERSION = $(shell sed -n 's/^version *= *"\(.*\)"/\1/p' Cargo.toml | head -n 1)
-install: MAJOR = $(shell echo '$(call config,--version)' | sed 's/^PostgreSQL \([0-9]*\).*/\1/')
-install: LIB = $(DESTDIR)$(call config,--pkglibdir)
-install: SHARE = $(DESTDIR)$(call config,--sharedir)/extension
 install:
-	@case ' $(MAJORS) ' in *' $(MAJOR) '*) ;; *) echo "'$(PG_CONFIG)' is not the pg_config of a PostgreSQL of $(MAJORS)" >&2; exit 1 ;; esac
-	PGRX_PG_CONFIG_PATH='$(abspath $(shell command -v '$(PG_CONFIG)'))' cargo build --release -p idem --no-default-features --features pg$(MAJOR)
-	@# `install` makes new files: an old one may be open in a server, or be shared with another tree by a hard link
-	@install -d '$(LIB)' '$(SHARE)'
-	@install -m 755 "$$CARGO_TARGET_DIR/release/libidem.so" '$(LIB)/idem.so'
-	@sed 's/@CARGO_VERSION@/$(VERSION)/' idem.control >"$$CARGO_TARGET_DIR/idem.control"
-	@install -m 644 "$$CARGO_TARGET_DIR/idem.control" '$(SHARE)/idem.control'
-	@install -m 644 sql/idem.sql '$(SHARE)/idem--$(VERSION).sql'
-	@for upgrade in sql/idem--*--*.sql; do if [ -e "$$upgrade" ]; then install -m 644 "$$upgrade" '$(SHARE)/'; fi; done
-	@echo "idem $(VERSION) is installed in $(LIB) and $(SHARE)"
+	@PG_CONFIG='$(PG_CONFIG)' DESTDIR='$(DESTDIR)' exec scripts/install
 
 clean:
 	@scripts/pg clean
