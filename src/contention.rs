@@ -2,9 +2,10 @@
 //!
 //! The order is: try the lock, then look. With the lock, the look is final. Without it, somebody is
 //! at the name at this moment, and a look can still tell something: a finished record, a live lease.
-//! If it tells nothing, the other is an open transaction, or a caller who holds the lock just for its
-//! own look; so the lock is tried again briefly before the name is said to be busy. A lock that led
-//! to nothing is given back at once.
+//! If it tells nothing, the other is an open transaction, which is the answer, unless it ended just
+//! now; so the lock is tried once more. Or it is a caller who holds a key's lock, in share mode, just
+//! for a look of its own: then nobody holds the key, and the lock is tried until it can be had. A lock that led to
+//! nothing is given back at once.
 //!
 //! A caller with patience queues for the lock while an open transaction has it exclusively, and
 //! sleeps while a lease runs: registered on the wake tag first, then one more look, then sleep (see
@@ -13,7 +14,7 @@
 use crate::pg;
 use crate::pg::lock::{self, Mode, Tried};
 use idem_core::error::Error;
-use idem_core::identity::Identity;
+use idem_core::identity::{Domain, Identity};
 use idem_core::{Micros, Moment};
 use std::time::Instant;
 
@@ -48,9 +49,14 @@ pub struct Busy {
     pub lease: Option<Lease>,
 }
 
-/// Pauses between tries for a lock whose holder may only be looking: together well under half a
-/// millisecond.
-const BRIEF_PAUSES: [Micros; 5] = [0, 0, 10, 30, 60];
+/// Pauses before the lock of a busy name is tried again, its holder having ended perhaps just now:
+/// together well under half a millisecond.
+const PAUSES_IF_HELD: [Micros; 4] = [0, 0, 10, 30];
+
+/// The pause before the lock of a key is tried again that is only looked at, and how often. Looks take
+/// microseconds; that one is interrupted by the scheduler for so long is next to impossible.
+const PAUSE_IF_LOOKED_AT: Micros = 50;
+const TRIES_IF_LOOKED_AT: u32 = 1_000;
 
 /// Has `look` look at the name, with its lock if it can be had, until there is an answer or `wait` is
 /// over.
@@ -60,7 +66,8 @@ pub fn contend<T>(
     mut look: impl FnMut(Tried) -> Result<Seen<T>, Error>,
 ) -> Result<Result<T, Busy>, Error> {
     let since = Instant::now();
-    let mut pauses = BRIEF_PAUSES.iter();
+    let mut pauses = PAUSES_IF_HELD.iter();
+    let mut looked_at = 0;
     let mut registered = false;
     // Set when the lock was queued for, and is held at the start of the next round.
     let mut queued = false;
@@ -88,9 +95,20 @@ pub fn contend<T>(
         }
 
         let Some(patience) = patience(wait, since) else {
-            match pauses.next() {
-                Some(pause) if lease.is_none() && wait == Wait::For(0) => pg::pause(*pause),
-                _ => break Err(Busy { lease }),
+            if lease.is_some() || wait != Wait::For(0) {
+                break Err(Busy { lease });
+            }
+            // The name of a lock may be guarded, which looks like being looked at.
+            if identity.domain == Domain::Key
+                && looked_at < TRIES_IF_LOOKED_AT
+                && lock::only_looked_at(identity.key_tag)
+            {
+                looked_at += 1;
+                pg::pause(PAUSE_IF_LOOKED_AT);
+            } else if let Some(pause) = pauses.next() {
+                pg::pause(*pause);
+            } else {
+                break Err(Busy { lease });
             }
             continue;
         };

@@ -168,28 +168,23 @@ pub fn complete(
             {
                 storage.remove(&stale);
             }
-            let claim_row = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
-            put_completion(&storage, key, completion, claim_row);
+            let of_claim = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
+            put_completion(&storage, key, completion, of_claim);
             storage.close(true);
         }
         Holding::Completed => return Ok(()),
         Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => {
-            lock::lock(key.identity.key_tag, Mode::Exclusive);
-            lock::wake(key.identity.wake_tag);
-            let storage = Storage::open(function, Access::Write)?;
-            let (found, claim) = match own_claim(storage.find(key, Look::Newest)?, &token) {
-                Ok(own) => own,
-                Err(Lost::CompletedAlready) => {
-                    storage.close(false);
-                    lock::unlock(key.identity.key_tag, Mode::Exclusive);
-                    return Ok(());
+            match own_stored_claim(function, key, &token, Mode::Exclusive)? {
+                Ok((storage, found, claim)) => {
+                    storage.remove(&found);
+                    let of_claim =
+                        (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
+                    put_completion(&storage, key, completion, of_claim);
+                    storage.close(true);
                 }
+                Err(Lost::CompletedAlready) => return Ok(()),
                 Err(lost) => return Err(Error::ClaimLost(lost)),
-            };
-            storage.remove(&found);
-            let claim_row = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
-            put_completion(&storage, key, completion, claim_row);
-            storage.close(true);
+            }
         }
     }
     xact::end(&key.identity, End::Completed);
@@ -221,40 +216,30 @@ fn put_completion(
 /// Gives the claim up, so that the next caller runs. False, and nothing changed, if the token (or,
 /// without one, this transaction) does not hold the key.
 pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result<bool, Error> {
-    let (token, stale_row) = match held_here(key, token) {
-        Ok(Holding::Open(Claim { lease: None, stale_row: false, .. })) => {
-            xact::end(&key.identity, End::Released);
-            return Ok(true);
-        }
-        Ok(Holding::Open(claim)) => (claim.token, claim.stale_row),
-        Ok(Holding::Elsewhere(token)) => (token, false),
-        Ok(Holding::Completed) | Err(_) => return Ok(false),
-    };
-    lock::lock(key.identity.key_tag, Mode::Exclusive);
-    lock::wake(key.identity.wake_tag);
-    let storage = Storage::open(function, Access::Write)?;
-    let found = storage.find(key, Look::Newest)?;
-    let released = match found {
-        // This transaction took the key over: what it replaced goes with its claim.
-        Some(stale) if stale_row => {
-            storage.remove(&stale);
-            true
-        }
-        found => match own_claim(found, &token) {
-            Ok((own, _)) => {
-                storage.remove(&own);
-                true
+    match held_here(key, token) {
+        Ok(Holding::Open(Claim { lease: None, stale_row, .. })) => {
+            // What this claim took over goes with it.
+            if stale_row {
+                let storage = Storage::open(function, Access::Write)?;
+                if let Some(stale) = storage.find(key, Look::Newest)? {
+                    storage.remove(&stale);
+                }
+                storage.close(true);
             }
-            Err(_) => stale_row,
-        },
-    };
-    storage.close(released);
-    if released {
-        xact::end(&key.identity, End::Released);
-    } else {
-        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+        }
+        Ok(Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token)) => {
+            match own_stored_claim(function, key, &token, Mode::Exclusive)? {
+                Ok((storage, found, _)) => {
+                    storage.remove(&found);
+                    storage.close(true);
+                }
+                Err(_) => return Ok(false),
+            }
+        }
+        Ok(Holding::Completed) | Err(_) => return Ok(false),
     }
-    Ok(released)
+    xact::end(&key.identity, End::Released);
+    Ok(true)
 }
 
 /// Gives the claim a new lease from now on; `None` repeats its own. Returns the lease's end.
@@ -269,10 +254,9 @@ pub fn extend(
         Holding::Completed => return Err(Error::ClaimLost(Lost::CompletedAlready)),
         Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => token,
     };
-    lock::lock(key.identity.key_tag, Mode::ShareUpdateExclusive);
-    let storage = Storage::open(function, Access::Write)?;
-    let (found, claim) =
-        own_claim(storage.find(key, Look::Newest)?, &token).map_err(Error::ClaimLost)?;
+    let (storage, found, claim) =
+        own_stored_claim(function, key, &token, Mode::ShareUpdateExclusive)?
+            .map_err(Error::ClaimLost)?;
     let lease = lease.unwrap_or(claim.lease);
     let lease_end = pg::now() + lease;
     storage.put_claim(key, &StoredClaim { lease, lease_end, ..claim }, Some(&found));
@@ -301,6 +285,10 @@ pub fn get(function: pg_sys::Oid, key: &Key) -> Result<Option<(Found, &'static s
 /// Removes whatever is under the key, this transaction's own claim included. False if there is
 /// nothing.
 pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
+    let held = xact::open(&key.identity).is_some();
+    if !held && look(function, key)?.is_none() {
+        return Ok(false);
+    }
     lock::lock(key.identity.key_tag, Mode::Exclusive);
     lock::wake(key.identity.wake_tag);
     let storage = Storage::open(function, Access::Write)?;
@@ -308,16 +296,46 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     if let Some(found) = &found {
         storage.remove(found);
     }
-    let held = xact::open(&key.identity).is_some();
-    let forgotten = found.is_some() || held;
-    storage.close(forgotten);
-    if held {
-        xact::end(&key.identity, End::Released);
+    storage.close(true);
+    xact::end(&key.identity, End::Released);
+    Ok(held || found.is_some())
+}
+
+/// What is under the key once nobody else is about to change it; waits for that. The lock is held in
+/// share mode meanwhile, which tells those who want the key that it is only looked at.
+fn look(function: pg_sys::Oid, key: &Key) -> Result<Option<Found>, Error> {
+    lock::lock(key.identity.key_tag, Mode::Share);
+    let storage = Storage::open(function, Access::Read)?;
+    let found = storage.find(key, Look::Newest)?;
+    storage.close(false);
+    lock::unlock(key.identity.key_tag, Mode::Share);
+    Ok(found)
+}
+
+/// The stored claim that `token` holds, with the key locked in `mode` so that the caller may change
+/// it; else why the token holds nothing, with the key not locked. Waits for others at the key.
+fn own_stored_claim(
+    function: pg_sys::Oid,
+    key: &Key,
+    token: &Token,
+    mode: Mode,
+) -> Result<Result<(Storage, Found, StoredClaim), Lost>, Error> {
+    if let Err(lost) = own_claim(look(function, key)?, token) {
+        return Ok(Err(lost));
     }
-    if !forgotten {
-        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+    lock::lock(key.identity.key_tag, mode);
+    if mode == Mode::Exclusive {
+        lock::wake(key.identity.wake_tag);
     }
-    Ok(forgotten)
+    let storage = Storage::open(function, Access::Write)?;
+    match own_claim(storage.find(key, Look::Newest)?, token) {
+        Ok((found, claim)) => Ok(Ok((storage, found, claim))),
+        Err(lost) => {
+            storage.close(false);
+            lock::unlock(key.identity.key_tag, mode);
+            Ok(Err(lost))
+        }
+    }
 }
 
 /// What this transaction knows of the claim that a caller means.

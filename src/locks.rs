@@ -9,16 +9,17 @@
 //! | takes, unlocks, or holds it for the transaction | Exclusive | nobody else does anything |
 //! | prolongs ([`extend`]) | ShareUpdateExclusive | a guarded transaction goes on |
 //! | guards ([`guard`]) | RowShare | nobody takes it before the transaction ends |
+//! | looks whether a token holds it | Share, for a moment | nobody writes meanwhile |
 //!
 //! A transaction that repeats [`take`] gets the same grant: that it holds the name's lock exclusively
 //! already, while a lease is running, can only be because it took that lease itself.
 
 use crate::contention::{self, Busy, Seen, Wait, contend};
 use crate::leases::{Leases, StoredLease};
+use crate::pg;
 use crate::pg::fmgr::Varlena;
 use crate::pg::lock::{self, Mode, Tried};
 use crate::pg::table::Access;
-use crate::pg::{self};
 use crate::storage::Key;
 use idem_core::error::{Error, LockLost};
 use idem_core::lease::{self, Lease, Take};
@@ -116,9 +117,8 @@ pub fn extend(
     token: Token,
     ttl: Option<Micros>,
 ) -> Result<Moment, Error> {
-    lock::lock(name.identity.key_tag, Mode::ShareUpdateExclusive);
-    let leases = Leases::open(function, Access::Write)?;
-    let row = held(leases.find(name)?, &token)?;
+    let (leases, row) =
+        own_lease(function, name, &token, Mode::ShareUpdateExclusive)?.map_err(Error::LockLost)?;
     let ttl = ttl.unwrap_or(row.ttl);
     let expires_at = pg::now() + ttl;
     let lease = Lease { expires_at, ..row.lease };
@@ -130,24 +130,14 @@ pub fn extend(
 
 /// Frees the lock at COMMIT. False, and nothing changed, if the token does not hold it.
 pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, Error> {
-    lock::lock(name.identity.key_tag, Mode::Exclusive);
-    let leases = Leases::open(function, Access::Write)?;
-    match held(leases.find(name)?, &token) {
-        Ok(row) => {
-            lock::wake(name.identity.wake_tag);
-            let lease = Lease { token: None, ..row.lease };
-            let free = StoredLease::replacing(Some(&row), lease, row.acquired_at, row.ttl, None);
-            leases.put(name, &free);
-            leases.close(true);
-            Ok(true)
-        }
-        Err(Error::LockLost(_)) => {
-            leases.close(false);
-            lock::unlock(name.identity.key_tag, Mode::Exclusive);
-            Ok(false)
-        }
-        Err(error) => Err(error),
-    }
+    let Ok((leases, row)) = own_lease(function, name, &token, Mode::Exclusive)? else {
+        return Ok(false);
+    };
+    let lease = Lease { token: None, ..row.lease };
+    let free = StoredLease::replacing(Some(&row), lease, row.acquired_at, row.ttl, None);
+    leases.put(name, &free);
+    leases.close(true);
+    Ok(true)
 }
 
 /// Has nobody else take the lock before this transaction ends, and returns its fence. ID011 unless
@@ -155,22 +145,57 @@ pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, E
 pub fn guard(function: pg_sys::Oid, name: &Key, token: Token) -> Result<i64, Error> {
     lock::lock(name.identity.key_tag, Mode::RowShare);
     let leases = Leases::open(function, Access::Read)?;
-    let mut row = held(leases.find(name)?, &token);
-    if row.is_err() {
-        // The row may be missed while somebody prolongs the lease: look again with that excluded.
-        lock::lock(name.identity.key_tag, Mode::ShareUpdateExclusive);
-        row = held(leases.find(name)?, &token);
-        lock::unlock(name.identity.key_tag, Mode::ShareUpdateExclusive);
-    }
+    let row = leases.find(name)?;
     leases.close(false);
-    Ok(row?.lease.fence)
+    let row = match held(row, &token) {
+        // The row may be missed while somebody prolongs the lease: look again without that.
+        Err(_) => held(look(function, name)?, &token).map_err(Error::LockLost)?,
+        Ok(row) => row,
+    };
+    Ok(row.lease.fence)
 }
 
-/// The row, if `token` holds the lock now. A lock of the name is held.
-fn held(found: Option<StoredLease>, token: &Token) -> Result<StoredLease, Error> {
+/// The row of the name once nobody else is about to change it; waits for that.
+fn look(function: pg_sys::Oid, name: &Key) -> Result<Option<StoredLease>, Error> {
+    lock::lock(name.identity.key_tag, Mode::Share);
+    let leases = Leases::open(function, Access::Read)?;
+    let found = leases.find(name)?;
+    leases.close(false);
+    lock::unlock(name.identity.key_tag, Mode::Share);
+    Ok(found)
+}
+
+/// The row of the lock that `token` holds, with the name locked in `mode` so that the caller may
+/// change it; else why the token does not hold it, with the name not locked. Waits for others.
+fn own_lease(
+    function: pg_sys::Oid,
+    name: &Key,
+    token: &Token,
+    mode: Mode,
+) -> Result<Result<(Leases, StoredLease), LockLost>, Error> {
+    if let Err(lost) = held(look(function, name)?, token) {
+        return Ok(Err(lost));
+    }
+    lock::lock(name.identity.key_tag, mode);
+    if mode == Mode::Exclusive {
+        lock::wake(name.identity.wake_tag);
+    }
+    let leases = Leases::open(function, Access::Write)?;
+    match held(leases.find(name)?, token) {
+        Ok(row) => Ok(Ok((leases, row))),
+        Err(lost) => {
+            leases.close(false);
+            lock::unlock(name.identity.key_tag, mode);
+            Ok(Err(lost))
+        }
+    }
+}
+
+/// The row, if `token` holds the lock now.
+fn held(found: Option<StoredLease>, token: &Token) -> Result<StoredLease, LockLost> {
     match found {
         Some(row) if lease::holds(Some(&row.lease), token, pg::now()) => Ok(row),
-        Some(row) if row.lease.token == Some(*token) => Err(Error::LockLost(LockLost::Expired)),
-        _ => Err(Error::LockLost(LockLost::NotHeld)),
+        Some(row) if row.lease.token == Some(*token) => Err(LockLost::Expired),
+        _ => Err(LockLost::NotHeld),
     }
 }

@@ -39,6 +39,7 @@ pub struct Tag {
 /// A name within a scope, as it is stored and locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
+    pub domain: Domain,
     /// What the unique index holds.
     pub digest: [u8; 16],
     /// Whoever claims, completes, releases or extends holds this tag.
@@ -60,6 +61,7 @@ impl Identity {
         }
         let hash: [u8; 32] = hash.finalize().into();
         Identity {
+            domain,
             digest: std::array::from_fn(|i| hash[i]),
             key_tag: Tag::from_bytes(std::array::from_fn(|i| hash[i])),
             wake_tag: Tag::from_bytes(std::array::from_fn(|i| hash[16 + i])),

@@ -37,7 +37,7 @@ pub enum Mode {
     ShareUpdateExclusive = pg_sys::ShareUpdateExclusiveLock as isize,
     /// Guarding: beside another guard and beside extending.
     RowShare = pg_sys::RowShareLock as isize,
-    /// Waiting for a lease to end (on the wake tag only).
+    /// Looking, while nobody writes. On the wake tag: waiting for a lease to end.
     Share = pg_sys::ShareLock as isize,
 }
 
@@ -113,11 +113,21 @@ pub fn lock(tag: Tag, mode: Mode) {
 /// Whether another transaction holds the lock exclusively, or waits to.
 pub fn exclusively_held(tag: Tag) -> bool {
     // Of all modes in use, this one conflicts with Exclusive only.
-    let tried = try_lock(tag, Mode::RowShare);
+    !could_take(tag, Mode::RowShare)
+}
+
+/// Whether whoever else holds the lock only looks (or guards), and nobody waits to do more.
+pub fn only_looked_at(tag: Tag) -> bool {
+    // Conflicts with those who claim, end or prolong, not with others who look.
+    could_take(tag, Mode::Share)
+}
+
+fn could_take(tag: Tag, mode: Mode) -> bool {
+    let tried = try_lock(tag, mode);
     if tried != Tried::Busy {
-        unlock(tag, Mode::RowShare);
+        unlock(tag, mode);
     }
-    tried == Tried::Busy
+    tried != Tried::Busy
 }
 
 /// Gives back a lock taken in the same call.
