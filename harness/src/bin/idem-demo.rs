@@ -72,9 +72,13 @@ struct Report {
 
 impl Report {
     fn scene(&mut self, title: &str, item: &'static str, sent: usize) {
+        self.title(title);
+        self.sent(item, sent);
+    }
+
+    fn title(&mut self, title: &str) {
         self.scene += 1;
         println!("\n{}. {title}", self.scene);
-        self.sent(item, sent);
     }
 
     fn sent(&mut self, item: &'static str, sent: usize) {
@@ -97,7 +101,8 @@ fn main() -> ExitCode {
     db.admin()
         .batch_execute(
             "CREATE TABLE payments (item text NOT NULL, euros int NOT NULL);
-             GRANT SELECT, INSERT ON payments TO app",
+             CREATE TABLE reports (made_by text NOT NULL, fence bigint PRIMARY KEY);
+             GRANT SELECT, INSERT ON payments, reports TO app",
         )
         .expect("the shop's table can be created");
     let mut report = Report { scene: 0, failures: 0, sent: Vec::new() };
@@ -114,7 +119,7 @@ fn main() -> ExitCode {
         println!("\n{} checks failed.", report.failures);
         return ExitCode::FAILURE;
     }
-    println!("\nEvery payment was made exactly once.");
+    println!("\nEvery payment was made exactly once, and every report by one replica.");
     ExitCode::SUCCESS
 }
 
@@ -125,6 +130,8 @@ fn play(db: &TestDb, report: &mut Report) -> Result<(), Error> {
     killed(db, report)?;
     forgotten(db, report)?;
     lost_lease(db, report)?;
+    one_of_four(db, report)?;
+    stalled(db, report)?;
     table(db, report)
 }
 
@@ -256,6 +263,97 @@ fn lost_lease(db: &TestDb, report: &mut Report) -> Result<(), Error> {
         "first worker",
         refused,
         "comes back late: refused (ID003), its payment rolled back",
+    );
+    Ok(())
+}
+
+/// What a replica gets when it takes the lock `nightly-report`.
+struct Lock {
+    token: Uuid,
+    fence: i64,
+}
+
+fn lock(client: &mut Client, how: &str, replica: &str) -> Result<Result<Lock, String>, Error> {
+    let row = client.query_one(&format!("SELECT * FROM {how}, holder => $1)"), &[&replica])?;
+    Ok(match row.get("acquired") {
+        true => Ok(Lock { token: row.get("token"), fence: row.get("fence") }),
+        false => Err(row.get::<_, Option<String>>("held_by").unwrap_or_default()),
+    })
+}
+
+/// Writes the report in a transaction that is guarded by the lock.
+fn guarded(client: &mut Client, replica: &str, lock: &Lock, work: Duration) -> Result<(), Error> {
+    let mut transaction = client.transaction()?;
+    transaction.execute("SELECT lock_guard('nightly-report', $1)", &[&lock.token])?;
+    sleep(work);
+    transaction.execute("INSERT INTO reports VALUES ($1, $2)", &[&replica, &lock.fence])?;
+    transaction.commit()
+}
+
+fn one_of_four(db: &TestDb, report: &mut Report) -> Result<(), Error> {
+    report.title("A nightly report on four replicas, to be made by one");
+    let together = Barrier::new(4);
+    let outcomes = scope(|threads| {
+        let replica = |number: usize| {
+            let (name, mut client) = (format!("replica-{number}"), db.app());
+            together.wait();
+            let taken = lock(&mut client, "lock_try('nightly-report', ttl => '1 min'", &name)?;
+            if let Ok(lock) = &taken {
+                guarded(&mut client, &name, lock, Duration::ZERO)?;
+            }
+            together.wait();
+            if let Ok(lock) = &taken {
+                client.execute("SELECT lock_unlock('nightly-report', $1)", &[&lock.token])?;
+            }
+            Ok(taken.is_ok())
+        };
+        let replicas: Vec<_> =
+            (1..=4).map(|number| threads.spawn(move || replica(number))).collect();
+        replicas
+            .into_iter()
+            .map(|replica| replica.join().expect("a replica does not panic"))
+            .collect::<Result<Vec<bool>, Error>>()
+    })?;
+    let made: i64 = db.app().query_one("SELECT count(*) FROM reports", &[])?.get(0);
+    report.line("1 replica", made == 1, "lock_try: acquired; lock_guard in its transaction: made");
+    let busy = outcomes.iter().filter(|acquired| !**acquired).count();
+    report.line("3 replicas", busy == 3, "told at once: somebody else has it");
+    Ok(())
+}
+
+fn stalled(db: &TestDb, report: &mut Report) -> Result<(), Error> {
+    report.title("A replica stalls past its lease");
+    let (mut slow, mut quick) = (db.app(), db.app());
+    let take = |client: &mut Client, ttl: &str, replica: &str| {
+        let how = format!("lock_acquire('nightly-report', ttl => '{ttl}'");
+        Ok(lock(client, &how, replica)?.unwrap_or_else(|holder| panic!("still held by {holder}")))
+    };
+    let first = take(&mut slow, "100 milliseconds", "slow")?;
+    let second = take(&mut quick, "500 milliseconds", "quick")?;
+    report.line(
+        "second",
+        second.fence > first.fence,
+        "waits for the end of the lease: acquired, with a higher fence",
+    );
+    let late = guarded(&mut slow, "slow", &first, Duration::ZERO);
+    let refused = late.is_err_and(|error| sqlstate(&error) == "ID011");
+    report.line("first", refused, "comes back late: refused (ID011), its report rolled back");
+
+    let third = scope(|threads| {
+        let in_time =
+            threads.spawn(|| guarded(&mut quick, "quick", &second, Duration::from_millis(800)));
+        let mut third = db.app();
+        let taken = take(&mut third, "1 min", "third")?;
+        let made: i64 = third
+            .query_one("SELECT count(*) FROM reports WHERE fence = $1", &[&second.fence])?
+            .get(0);
+        in_time.join().expect("a replica does not panic")?;
+        Ok::<_, Error>((taken.fence > second.fence, made))
+    })?;
+    report.line(
+        "second, third",
+        third == (true, 1),
+        "guarded in time, it outlasts its lease: the third gets the lock after its COMMIT",
     );
     Ok(())
 }
