@@ -4,8 +4,8 @@
 -- Parameter names and their order never change. No function is STRICT: a NULL key is an error, never
 -- a NULL row that a caller could take for "go".
 --
--- SQLSTATEs of its own: ID003 claim lost, ID006 result too large, ID007 claim open at COMMIT,
--- ID011 lock lost.
+-- SQLSTATEs of its own: ID001 in progress, ID002 fingerprint mismatch, ID003 claim lost, ID004 owner
+-- mismatch, ID005 abandoned, ID006 result too large, ID007 claim open at COMMIT, ID011 lock lost.
 -- All writers raise 22023 or 22004 for a bad or NULL argument and 25006 in a read-only transaction.
 
 \echo Use "CREATE EXTENSION idem" to load this file. \quit
@@ -37,7 +37,9 @@ COMMENT ON COLUMN idem_claims.created_at IS 'When the key was first claimed; a t
 COMMENT ON COLUMN idem_claims.expires_at IS 'End of the lease; from then on anyone may take over.';
 COMMENT ON COLUMN idem_claims.lease IS 'The lease as given; idem_extend repeats it.';
 COMMENT ON COLUMN idem_claims.attempt IS '1 for the first holder, 1 more with each takeover.';
+COMMENT ON COLUMN idem_claims.owner IS 'Whose claim it is; NULL: anybody''s.';
 COMMENT ON COLUMN idem_claims.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+COMMENT ON COLUMN idem_claims.checkpoint IS 'How far the work has come, for the next attempt.';
 
 CREATE TABLE idem_completed (
     digest       uuid        PRIMARY KEY,
@@ -61,6 +63,7 @@ COMMENT ON COLUMN idem_completed.token IS 'Token of the claim that completed the
 COMMENT ON COLUMN idem_completed.created_at IS 'When the key was first claimed.';
 COMMENT ON COLUMN idem_completed.expires_at IS 'End of the ttl; from then on the record counts as absent.';
 COMMENT ON COLUMN idem_completed.attempt IS 'Number of the attempt that finished.';
+COMMENT ON COLUMN idem_completed.owner IS 'Whose record it is; NULL: anybody''s.';
 COMMENT ON COLUMN idem_completed.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
 
 CREATE TABLE idem_locks (
@@ -114,7 +117,7 @@ LANGUAGE c VOLATILE PARALLEL UNSAFE
 AS 'MODULE_PATHNAME', 'idem_begin';
 
 COMMENT ON FUNCTION idem_begin(text, bytea, text, text, interval, interval, boolean) IS
-    'Claims a key. status: acquired (run the work, then idem_complete), completed (answer with result, body), in_progress (retry later), mismatch (the key belongs to another request). Without a lease the claim belongs to the transaction and must end before COMMIT; with one it is a row of its own. Never blocks unless given a wait (default: setting idem.wait).';
+    'Claims a key. status: acquired (run the work, then idem_complete), completed (answer with result, body), in_progress (retry later), mismatch (the key belongs to another request), denied (it belongs to another owner), abandoned (a lease ran out, and takeover is false). Without a lease the claim belongs to the transaction and must end before COMMIT; with one it is a row of its own. Never blocks unless given a wait (default: setting idem.wait).';
 
 CREATE FUNCTION idem_complete(
     key text,
@@ -153,6 +156,47 @@ AS 'MODULE_PATHNAME', 'idem_extend';
 COMMENT ON FUNCTION idem_extend(text, uuid, interval, text) IS
     'Gives a claim a new lease from now on (default: its own again) and returns its end. ID003 if the token does not hold the key, 22023 for a claim without a lease.';
 
+CREATE FUNCTION idem_checkpoint(
+    key text,
+    checkpoint jsonb,
+    token uuid = NULL,
+    lease interval = NULL,
+    scope text = NULL
+) RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_checkpoint';
+
+COMMENT ON FUNCTION idem_checkpoint(text, jsonb, uuid, interval, text) IS
+    'Saves how far the work on a claim has come and prolongs its lease, as idem_extend does; a takeover gets it from idem_begin. ID003 if the token does not hold the key, 22023 for a claim without a lease.';
+
+CREATE FUNCTION idem_run(
+    key text,
+    func regprocedure,
+    request jsonb = NULL,
+    scope text = NULL,
+    owner text = NULL,
+    wait interval = NULL,
+    ttl interval = NULL,
+    takeover boolean = true
+) RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME', 'idem_run';
+
+COMMENT ON FUNCTION idem_run(text, regprocedure, jsonb, text, text, interval, interval, boolean) IS
+    'Runs func(request) once, with the rights of the caller, and stores its result; a retry gets what is stored. Raises ID001 (in progress), ID002 (another request), ID004 (another owner), ID005 (abandoned); an error of func arrives as it is, and nothing is stored.';
+
+CREATE FUNCTION idem_once(
+    key text,
+    scope text = NULL,
+    wait interval = NULL,
+    ttl interval = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME', 'idem_once';
+
+COMMENT ON FUNCTION idem_once(text, text, interval, interval) IS
+    'True the first time, then false until ttl has passed. Waits for a running duplicate until its outcome is known, or up to wait: then ID001. ID004 for a key of another owner.';
+
 CREATE FUNCTION idem_get(
     key text,
     scope text = NULL,
@@ -185,6 +229,29 @@ AS 'MODULE_PATHNAME', 'idem_forget';
 
 COMMENT ON FUNCTION idem_forget(text, text) IS
     'Administration: removes whatever is under a key, completed or not, so that it can run again. False if there is nothing.';
+
+-- Keys and fingerprints of several parts. Their encodings are frozen: stored records depend on them.
+
+CREATE FUNCTION idem_fingerprint(VARIADIC parts text[]) RETURNS bytea
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_fingerprint';
+
+COMMENT ON FUNCTION idem_fingerprint(text[]) IS
+    'Fingerprint of a list of texts, 32 bytes. Parts are length-prefixed: other boundaries, another fingerprint. A NULL part is 22004.';
+
+CREATE FUNCTION idem_fingerprint_json(request jsonb) RETURNS bytea
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_fingerprint_json';
+
+COMMENT ON FUNCTION idem_fingerprint_json(jsonb) IS
+    'Fingerprint of a JSON value, 32 bytes: the same for equal values, however keys are ordered and numbers spelled (1, 1.0, 1e0). NULL is 22004.';
+
+CREATE FUNCTION idem_compose_key(VARIADIC parts text[]) RETURNS text
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_compose_key';
+
+COMMENT ON FUNCTION idem_compose_key(text[]) IS
+    'One key of one or more parts, joined by a colon; colons and backslashes in them are escaped, so that different parts never make the same key. A NULL part is 22004.';
 
 -- Locks ------------------------------------------------------------------------------------------
 --
@@ -308,7 +375,8 @@ BEGIN
         JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
         WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
             AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
-                'idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_get',
+                'idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_checkpoint', 'idem_run', 'idem_once', 'idem_get',
+                'idem_fingerprint', 'idem_fingerprint_json', 'idem_compose_key',
                 'lock_try', 'lock_acquire', 'lock_extend', 'lock_unlock', 'lock_guard', 'lock_try_xact', 'lock_acquire_xact'
             ])
     LOOP
@@ -358,8 +426,14 @@ REVOKE ALL ON FUNCTION
     idem_complete(text, jsonb, bytea, uuid, text, interval),
     idem_release(text, uuid, text),
     idem_extend(text, uuid, interval, text),
+    idem_checkpoint(text, jsonb, uuid, interval, text),
+    idem_run(text, regprocedure, jsonb, text, text, interval, interval, boolean),
+    idem_once(text, text, interval, interval),
     idem_get(text, text, text),
     idem_forget(text, text),
+    idem_fingerprint(text[]),
+    idem_fingerprint_json(jsonb),
+    idem_compose_key(text[]),
     lock_try(text, interval, text, text),
     lock_acquire(text, interval, interval, text, text),
     lock_extend(text, uuid, interval, text),

@@ -32,8 +32,8 @@ pub enum Seen<T> {
     Answer { answer: T, keep_lock: bool },
     /// Somebody else has the name on a lease.
     Leased(Lease),
-    /// Nothing that counts. Only for a look without the lock.
-    Nothing,
+    /// Nothing that counts. Only for a look without the lock. `stale`: there is a row all the same.
+    Nothing { stale: bool },
 }
 
 /// Somebody else's lease.
@@ -58,6 +58,10 @@ const PAUSES_IF_HELD: [Micros; 4] = [0, 0, 10, 30];
 const PAUSE_IF_LOOKED_AT: Micros = 50;
 const TRIES_IF_LOOKED_AT: u32 = 1_000;
 
+/// How often it is tried again when a record is there that counts no more, or a lease that is over:
+/// another may hold the lock just to be refused.
+const TRIES_IF_STALE: u32 = 8;
+
 /// Has `look` look at the name, with its lock if it can be had, until there is an answer or `wait` is
 /// over.
 pub fn contend<T>(
@@ -80,6 +84,7 @@ pub fn contend<T>(
         queued = false;
         let locked = tried != Tried::Busy;
 
+        let mut stale = false;
         let lease = match look(tried)? {
             Seen::Answer { answer, keep_lock } => {
                 if locked && !keep_lock {
@@ -88,7 +93,10 @@ pub fn contend<T>(
                 break Ok(answer);
             }
             Seen::Leased(lease) => Some(lease),
-            Seen::Nothing => None,
+            Seen::Nothing { stale: row } => {
+                stale = row;
+                None
+            }
         };
         if locked {
             lock::unlock(identity.key_tag, Mode::Exclusive);
@@ -99,10 +107,13 @@ pub fn contend<T>(
                 break Err(Busy { lease });
             }
             // The name of a lock may be guarded, which looks like being looked at.
-            if identity.domain == Domain::Key
-                && looked_at < TRIES_IF_LOOKED_AT
-                && lock::only_looked_at(identity.key_tag)
-            {
+            let tries = match identity.domain {
+                Domain::Lock => 0,
+                Domain::Key if lock::only_looked_at(identity.key_tag) => TRIES_IF_LOOKED_AT,
+                Domain::Key if stale => TRIES_IF_STALE,
+                Domain::Key => 0,
+            };
+            if looked_at < tries {
                 looked_at += 1;
                 pg::pause(PAUSE_IF_LOOKED_AT);
             } else if let Some(pause) = pauses.next() {

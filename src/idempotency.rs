@@ -1,4 +1,4 @@
-//! Idempotency keys: begin, complete, release, extend, get, forget.
+//! Idempotency keys: begin, complete, release, extend, checkpoint, get, forget.
 //!
 //! Each function follows the same line: refuse what cannot be, take the key's lock, look, decide,
 //! write. What a record means is decided in `idem_core::decision`; here it is carried out.
@@ -10,14 +10,32 @@
 use crate::contention::{Busy, Lease, Seen, Wait, contend};
 use crate::pg::lock::{self, Mode, Tried};
 use crate::pg::table::{Access, Look};
+use crate::pg::user_function::UserFunction;
 use crate::pg::{self, fmgr::Varlena, xact};
 use crate::settings;
 use crate::storage::{Found, Key, Storage, Stored, StoredClaim, StoredCompletion};
-use idem_core::decision::{self, Decision, Request, same_request};
+use idem_core::decision::{self, Decision, Request, same_owner, same_request};
 use idem_core::error::{Error, Lost};
 use idem_core::held::{Claim, End};
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys;
+
+/// What `idem_begin` is given.
+pub struct Claiming {
+    pub fingerprint: Option<Fingerprint>,
+    pub owner: Option<Vec<u8>>,
+    pub lease: Option<Micros>,
+    pub wait: Wait,
+    /// Whether a lease that ran out may be taken over.
+    pub takeover: bool,
+}
+
+impl Claiming {
+    fn request(&self) -> Request<'_> {
+        let Claiming { fingerprint, takeover, .. } = *self;
+        Request { fingerprint, owner: self.owner.as_deref(), takeover }
+    }
+}
 
 /// What `idem_begin` answers.
 pub enum Begun {
@@ -25,6 +43,7 @@ pub enum Begun {
         token: Token,
         attempt: i32,
         lease_end: Option<Moment>,
+        checkpoint: Option<Varlena>,
     },
     Completed(StoredCompletion),
     /// `lease_end` and `retry_after` are `None` while the holder is an open transaction.
@@ -33,43 +52,32 @@ pub enum Begun {
         retry_after: Option<Micros>,
     },
     Mismatch,
+    Denied,
+    Abandoned(StoredClaim),
 }
 
-/// Claims `key`, or says who or what is in the way. Waits up to `wait` for another holder.
-pub fn begin(
-    function: pg_sys::Oid,
-    key: &Key,
-    fingerprint: Option<Fingerprint>,
-    lease: Option<Micros>,
-    wait: Wait,
-) -> Result<Begun, Error> {
+/// Claims `key`, or says who or what is in the way.
+pub fn begin(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Begun, Error> {
     if let Some(claim) = xact::open(&key.identity) {
-        return begin_again(function, key, claim, fingerprint, lease);
+        return begin_again(function, key, claim, claiming);
     }
-    let request = Request { fingerprint };
-    let begun = contend(&key.identity, wait, |tried| {
+    if !claiming.takeover
+        && let Some(begun) = begin_without_takeover(function, key, claiming)?
+    {
+        return Ok(begun);
+    }
+    let begun = contend(&key.identity, claiming.wait, |tried| {
         let locked = tried != Tried::Busy;
         let storage = Storage::open(function, if locked { Access::Write } else { Access::Read })?;
         let found = storage.find(key, Look::Newest)?;
-        let now = pg::now();
-        let decision = decision::decide(found.as_ref().map(Found::record).as_ref(), &request, now);
+        let (decision, now) = decide(found.as_ref(), claiming)?;
         if let (true, Decision::Acquire { attempt }) = (locked, decision) {
-            let answer = acquire(&storage, key, fingerprint, lease, attempt, found.as_ref());
+            let answer = acquire(&storage, key, claiming, attempt, found.as_ref());
             storage.close(true);
             return Ok(Seen::Answer { answer, keep_lock: true });
         }
         storage.close(false);
-        let answer = match (decision, found) {
-            (Decision::Replay, Some(Found { stored: Stored::Completed(done), .. })) => {
-                Begun::Completed(done)
-            }
-            (Decision::Mismatch, _) => Begun::Mismatch,
-            (Decision::InProgress { lease_end }, _) => {
-                return Ok(Seen::Leased(Lease { end: lease_end, left: lease_end - now }));
-            }
-            _ => return Ok(Seen::Nothing),
-        };
-        Ok(Seen::Answer { answer, keep_lock: false })
+        Ok(seen(decision, found, now))
     })?;
     Ok(begun.unwrap_or_else(|Busy { lease }| Begun::InProgress {
         lease_end: lease.map(|lease| lease.end),
@@ -77,40 +85,107 @@ pub fn begin(
     }))
 }
 
+/// Answers a caller who does not want to take over, if a look in share mode will do: an abandoned
+/// claim, which stays as it is, must not seem held to others meanwhile.
+fn begin_without_takeover(
+    function: pg_sys::Oid,
+    key: &Key,
+    claiming: &Claiming,
+) -> Result<Option<Begun>, Error> {
+    if lock::try_lock(key.identity.key_tag, Mode::Share) == Tried::Busy {
+        return Ok(None);
+    }
+    let storage = Storage::open(function, Access::Read)?;
+    let found = storage.find(key, Look::Newest)?;
+    storage.close(false);
+    let (decision, now) = decide(found.as_ref(), claiming)?;
+    lock::unlock(key.identity.key_tag, Mode::Share);
+    Ok(match seen(decision, found, now) {
+        Seen::Answer { answer, .. } => Some(answer),
+        Seen::Leased(_) | Seen::Nothing { .. } => None,
+    })
+}
+
+/// What the record means for the caller, and the moment that was judged at.
+fn decide(found: Option<&Found>, claiming: &Claiming) -> Result<(Decision, Moment), Error> {
+    let record = found.map(Found::record);
+    let request = claiming.request();
+    let mut now = pg::now();
+    let mut authorized = false;
+    if decision::asks_authorizer(record.as_ref(), request.owner, now) {
+        authorized = authorizes(record.and_then(|record| record.owner), request.owner)?;
+        now = pg::now();
+    }
+    Ok((decision::decide(record.as_ref(), &request, authorized, now), now))
+}
+
+/// Whether the authorizer, if there is one, lets `caller` see a record of `owner`.
+fn authorizes(owner: Option<&[u8]>, caller: Option<&[u8]>) -> Result<bool, Error> {
+    let (Some(name), Some(owner), Some(caller)) = (settings::authorizer(), owner, caller) else {
+        return Ok(false);
+    };
+    let authorizer = UserFunction::authorizer(&name)?;
+    Ok(authorizer.ask([Varlena::new(caller), Varlena::new(owner)]))
+}
+
+/// The answer of a look that leads to no claim.
+fn seen(decision: Decision, found: Option<Found>, now: Moment) -> Seen<Begun> {
+    let answer = match (decision, found.map(|found| found.stored)) {
+        (Decision::Replay, Some(Stored::Completed(done))) => Begun::Completed(done),
+        (Decision::Abandoned, Some(Stored::Claim(claim))) => Begun::Abandoned(claim),
+        (Decision::Mismatch, _) => Begun::Mismatch,
+        (Decision::Denied, _) => Begun::Denied,
+        (Decision::InProgress { lease_end }, _) => {
+            return Seen::Leased(Lease { end: lease_end, left: lease_end - now });
+        }
+        (_, row) => return Seen::Nothing { stale: row.is_some() },
+    };
+    Seen::Answer { answer, keep_lock: false }
+}
+
 /// Makes the claim; the key's lock is held and stays held until the transaction ends.
 fn acquire(
     storage: &Storage,
     key: &Key,
-    fingerprint: Option<Fingerprint>,
-    lease: Option<Micros>,
+    claiming: &Claiming,
     attempt: i32,
     found: Option<&Found>,
 ) -> Begun {
-    let token = pg::new_token();
-    let now = pg::now();
-    // A takeover goes on with the record: its age and, unless a new one is given, its fingerprint.
-    let (fingerprint, created_at) = match found.map(|found| &found.stored) {
-        Some(Stored::Claim(taken)) => (fingerprint.or(taken.fingerprint), taken.created_at),
-        _ => (fingerprint, now),
+    let (token, now) = (pg::new_token(), pg::now());
+    let owner = claiming.owner.as_deref().map(Varlena::new);
+    let mut claim = StoredClaim {
+        token,
+        created_at: now,
+        lease_end: now + claiming.lease.unwrap_or(0),
+        lease: claiming.lease.unwrap_or(0),
+        attempt,
+        fingerprint: claiming.fingerprint,
+        owner,
+        checkpoint: None,
     };
-    let mut lease_end = None;
-    if let Some(lease) = lease {
-        let end = now + lease;
-        lease_end = Some(end);
-        let claim = StoredClaim { token, created_at, lease_end: end, lease, attempt, fingerprint };
+    // A takeover goes on with the record.
+    if let Some(Found { stored: Stored::Claim(taken), .. }) = found {
+        claim.created_at = taken.created_at;
+        claim.fingerprint = claim.fingerprint.or(taken.fingerprint);
+        claim.owner = claim.owner.or(taken.owner);
+        claim.checkpoint = taken.checkpoint;
+    }
+    if claiming.lease.is_some() {
         storage.put_claim(key, &claim, found);
         pg::force_sync_commit();
     }
     xact::claim(Claim {
         identity: key.identity,
         token,
-        fingerprint,
-        lease,
+        fingerprint: claim.fingerprint,
+        owner: claim.owner.map(|owner| owner.bytes().to_vec()),
+        lease: claiming.lease,
         attempt,
-        created_at,
-        stale_row: lease.is_none() && found.is_some(),
+        created_at: claim.created_at,
+        stale_row: claiming.lease.is_none() && found.is_some(),
     });
-    Begun::Acquired { token, attempt, lease_end }
+    let lease_end = claiming.lease.map(|_| claim.lease_end);
+    Begun::Acquired { token, attempt, lease_end, checkpoint: claim.checkpoint }
 }
 
 /// `idem_begin` repeated in the transaction that holds the key: the same claim again.
@@ -118,25 +193,29 @@ fn begin_again(
     function: pg_sys::Oid,
     key: &Key,
     claim: Claim,
-    fingerprint: Option<Fingerprint>,
-    lease: Option<Micros>,
+    claiming: &Claiming,
 ) -> Result<Begun, Error> {
-    if !same_request(claim.fingerprint, fingerprint) {
+    if !same_owner(claim.owner.as_deref(), claiming.owner.as_deref()) {
+        return Ok(Begun::Denied);
+    }
+    if !same_request(claim.fingerprint, claiming.fingerprint) {
         return Ok(Begun::Mismatch);
     }
-    if claim.lease != lease {
+    if claim.lease != claiming.lease {
         return Err(Error::OtherLease);
     }
-    let mut lease_end = None;
-    if lease.is_some() {
+    let Claim { token, attempt, .. } = claim;
+    let mut again = Begun::Acquired { token, attempt, lease_end: None, checkpoint: None };
+    if claim.lease.is_some() || claim.stale_row {
         let storage = Storage::open(function, Access::Read)?;
-        lease_end = match own_claim(storage.find(key, Look::Newest)?, &claim.token) {
-            Ok((_, stored)) => Some(stored.lease_end),
-            Err(lost) => return Err(Error::ClaimLost(lost)),
-        };
+        // Its own row, or the one it took over.
+        if let Some(Found { stored: Stored::Claim(row), .. }) = storage.find(key, Look::Newest)? {
+            let lease_end = claim.lease.map(|_| row.lease_end);
+            again = Begun::Acquired { token, attempt, lease_end, checkpoint: row.checkpoint };
+        }
         storage.close(false);
     }
-    Ok(Begun::Acquired { token: claim.token, attempt: claim.attempt, lease_end })
+    Ok(again)
 }
 
 /// What `idem_complete` is given.
@@ -168,8 +247,10 @@ pub fn complete(
             {
                 storage.remove(&stale);
             }
-            let of_claim = (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
-            put_completion(&storage, key, completion, of_claim);
+            let owner = claim.owner.as_deref().map(Varlena::new);
+            let Claim { token, created_at, attempt, fingerprint, .. } = claim;
+            let completer = Completer { token, created_at, attempt, fingerprint, owner };
+            put_completion(&storage, key, completion, completer);
             storage.close(true);
         }
         Holding::Completed => return Ok(()),
@@ -177,9 +258,9 @@ pub fn complete(
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, claim)) => {
                     storage.remove(&found);
-                    let of_claim =
-                        (claim.token, claim.created_at, claim.attempt, claim.fingerprint);
-                    put_completion(&storage, key, completion, of_claim);
+                    let StoredClaim { token, created_at, attempt, fingerprint, owner, .. } = claim;
+                    let completer = Completer { token, created_at, attempt, fingerprint, owner };
+                    put_completion(&storage, key, completion, completer);
                     storage.close(true);
                 }
                 Err(Lost::CompletedAlready) => return Ok(()),
@@ -191,12 +272,17 @@ pub fn complete(
     Ok(())
 }
 
-fn put_completion(
-    storage: &Storage,
-    key: &Key,
-    completion: &Completion,
-    (token, created_at, attempt, fingerprint): (Token, Moment, i32, Option<Fingerprint>),
-) {
+/// What a completed record takes over from its claim.
+struct Completer {
+    token: Token,
+    created_at: Moment,
+    attempt: i32,
+    fingerprint: Option<Fingerprint>,
+    owner: Option<Varlena>,
+}
+
+fn put_completion(storage: &Storage, key: &Key, completion: &Completion, completer: Completer) {
+    let Completer { token, created_at, attempt, fingerprint, owner } = completer;
     let completed_at = pg::now();
     storage.put_completion(
         key,
@@ -207,6 +293,7 @@ fn put_completion(
             expires_at: completed_at + completion.ttl,
             attempt,
             fingerprint,
+            owner,
             result: completion.result,
             body: completion.body,
         },
@@ -249,37 +336,68 @@ pub fn extend(
     token: Option<Token>,
     lease: Option<Micros>,
 ) -> Result<Moment, Error> {
+    prolong(function, key, token, lease, None, Error::NoLease)
+}
+
+/// Saves how far the work on the claim has come, for the next attempt, and prolongs its lease.
+pub fn checkpoint(
+    function: pg_sys::Oid,
+    key: &Key,
+    token: Option<Token>,
+    lease: Option<Micros>,
+    checkpoint: Varlena,
+) -> Result<(), Error> {
+    prolong(function, key, token, lease, Some(checkpoint), Error::NothingToRecover).map(|_| ())
+}
+
+fn prolong(
+    function: pg_sys::Oid,
+    key: &Key,
+    token: Option<Token>,
+    lease: Option<Micros>,
+    checkpoint: Option<Varlena>,
+    without_lease: Error,
+) -> Result<Moment, Error> {
     let token = match held_here(key, token)? {
-        Holding::Open(Claim { lease: None, .. }) => return Err(Error::NoLease),
+        Holding::Open(Claim { lease: None, .. }) => return Err(without_lease),
         Holding::Completed => return Err(Error::ClaimLost(Lost::CompletedAlready)),
         Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => token,
     };
-    let (storage, found, claim) =
+    let (storage, found, mut claim) =
         own_stored_claim(function, key, &token, Mode::ShareUpdateExclusive)?
             .map_err(Error::ClaimLost)?;
-    let lease = lease.unwrap_or(claim.lease);
-    let lease_end = pg::now() + lease;
-    storage.put_claim(key, &StoredClaim { lease, lease_end, ..claim }, Some(&found));
+    claim.lease = lease.unwrap_or(claim.lease);
+    claim.lease_end = pg::now() + claim.lease;
+    claim.checkpoint = checkpoint.or(claim.checkpoint);
+    storage.put_claim(key, &claim, Some(&found));
     pg::force_sync_commit();
     storage.close(true);
-    Ok(lease_end)
+    Ok(claim.lease_end)
 }
 
-/// The live record under the key, or an abandoned claim; `None` if there is none. Reads only.
-pub fn get(function: pg_sys::Oid, key: &Key) -> Result<Option<(Found, &'static str)>, Error> {
+/// The live record under the key, or an abandoned claim, and its state; `None` if there is none, or it
+/// is not shown to `owner`. Reads only.
+pub fn get(
+    function: pg_sys::Oid,
+    key: &Key,
+    owner: Option<&[u8]>,
+) -> Result<Option<(Stored, &'static str)>, Error> {
     let storage = Storage::open(function, Access::Read)?;
     let found = storage.find(key, Look::Snapshot)?;
     storage.close(false);
-    let now = pg::now();
-    Ok(found.and_then(|found| {
-        let state = match &found.stored {
-            Stored::Completed(done) if done.expires_at <= now => return None,
-            Stored::Completed(_) => "completed",
-            Stored::Claim(claim) if claim.lease_end <= now => "abandoned",
-            Stored::Claim(_) => "in_progress",
-        };
-        Some((found, state))
-    }))
+    let Some(found) = found else { return Ok(None) };
+    let (record, now) = (found.record(), pg::now());
+    let hidden =
+        decision::asks_authorizer(Some(&record), owner, now) && !authorizes(record.owner, owner)?;
+    if hidden || !decision::counts(&record, now) {
+        return Ok(None);
+    }
+    let state = match &found.stored {
+        Stored::Completed(_) => "completed",
+        Stored::Claim(claim) if claim.lease_end <= now => "abandoned",
+        Stored::Claim(_) => "in_progress",
+    };
+    Ok(Some((found.stored, state)))
 }
 
 /// Removes whatever is under the key, this transaction's own claim included. False if there is
@@ -375,7 +493,7 @@ fn own_claim(found: Option<Found>, token: &Token) -> Result<(Found, StoredClaim)
     };
     match &found.stored {
         Stored::Claim(claim) if claim.token == *token => {
-            let claim = StoredClaim { ..*claim };
+            let claim = *claim;
             Ok((found, claim))
         }
         Stored::Claim(_) => Err(Lost::TakenOver),

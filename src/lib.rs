@@ -9,6 +9,7 @@ mod functions;
 mod idempotency;
 mod leases;
 mod locks;
+mod operations;
 mod pg;
 mod settings;
 mod storage;

@@ -76,7 +76,7 @@ pub fn take(
             }
             Take::Free { .. } => {
                 seen_holder = None;
-                Seen::Nothing
+                Seen::Nothing { stale: false }
             }
         };
         leases.close(matches!(seen, Seen::Answer { .. }));
@@ -103,7 +103,7 @@ pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Re
             (Tried::Taken | Tried::Busy, Take::Held { lease_end }) => {
                 Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
             }
-            (Tried::Busy, Take::Free { .. }) => Seen::Nothing,
+            (Tried::Busy, Take::Free { .. }) => Seen::Nothing { stale: false },
         })
     })?;
     Ok(taken.is_ok())

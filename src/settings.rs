@@ -8,6 +8,13 @@ use std::ffi::CString;
 /// `idem.scope`: the scope of calls that give none. Default: the empty scope.
 static SCOPE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 
+/// `idem.owner`: the owner of calls that give none. Default: empty, which is no owner.
+static OWNER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
+/// `idem.authorizer`: a function that decides who else than its owner may see a record. Default:
+/// empty, which is nobody. Superusers only.
+static AUTHORIZER: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+
 /// `idem.ttl`, seconds: how long a completed record counts. Default 24 hours.
 static TTL: GucSetting<i32> = GucSetting::<i32>::new(86_400);
 
@@ -28,6 +35,22 @@ pub fn define() {
         c"A convenience, not a boundary: any role may set it.",
         &SCOPE,
         GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        c"idem.owner",
+        c"Owner of idempotency keys in calls that give none.",
+        c"Empty is no owner. A convenience, not a boundary: any role may set it.",
+        &OWNER,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_string_guc(
+        c"idem.authorizer",
+        c"Function that decides who else than its owner may see a record.",
+        c"schema.function, of arguments (caller text, owner text), returning boolean; empty is none.",
+        &AUTHORIZER,
+        GucContext::Suset,
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
@@ -76,6 +99,16 @@ pub fn define() {
 /// The default scope, in the database's encoding.
 pub fn scope() -> Vec<u8> {
     SCOPE.get().map(CString::into_bytes).unwrap_or_default()
+}
+
+/// The default owner, in the database's encoding.
+pub fn owner() -> Option<Vec<u8>> {
+    OWNER.get().map(CString::into_bytes).filter(|owner| !owner.is_empty())
+}
+
+/// The name of the authorizer.
+pub fn authorizer() -> Option<CString> {
+    AUTHORIZER.get().filter(|name| !name.is_empty())
 }
 
 /// The default ttl.

@@ -92,6 +92,7 @@ static COMPLETED: Definition = Definition {
 };
 
 /// A claim on a lease, as it is stored.
+#[derive(Clone, Copy)]
 pub struct StoredClaim {
     pub token: Token,
     pub created_at: Moment,
@@ -99,6 +100,8 @@ pub struct StoredClaim {
     pub lease: Micros,
     pub attempt: i32,
     pub fingerprint: Option<Fingerprint>,
+    pub owner: Option<Varlena>,
+    pub checkpoint: Option<Varlena>,
 }
 
 /// A finished record, as it is stored.
@@ -109,6 +112,7 @@ pub struct StoredCompletion {
     pub expires_at: Moment,
     pub attempt: i32,
     pub fingerprint: Option<Fingerprint>,
+    pub owner: Option<Varlena>,
     pub result: Option<Varlena>,
     pub body: Option<Varlena>,
 }
@@ -122,24 +126,23 @@ pub enum Stored {
 /// A record that was found, and where.
 pub struct Found {
     pub stored: Stored,
-    pub owner: Option<Varlena>,
-    pub checkpoint: Option<Varlena>,
     place: Place,
 }
 
 impl Found {
     /// What `idem_core` needs to decide.
-    pub fn record(&self) -> Record {
-        match &self.stored {
-            Stored::Claim(claim) => Record {
-                fingerprint: claim.fingerprint,
-                state: State::Claimed { attempt: claim.attempt, lease_end: claim.lease_end },
-            },
-            Stored::Completed(done) => Record {
-                fingerprint: done.fingerprint,
-                state: State::Completed { expires_at: done.expires_at },
-            },
-        }
+    pub fn record(&self) -> Record<'_> {
+        let (fingerprint, owner, state) = match &self.stored {
+            Stored::Claim(claim) => (
+                claim.fingerprint,
+                claim.owner,
+                State::Claimed { attempt: claim.attempt, lease_end: claim.lease_end },
+            ),
+            Stored::Completed(done) => {
+                (done.fingerprint, done.owner, State::Completed { expires_at: done.expires_at })
+            }
+        };
+        Record { fingerprint, owner: owner.map(Varlena::bytes), state }
     }
 }
 
@@ -183,11 +186,10 @@ impl Storage {
                     expires_at: row.long(completed::EXPIRES_AT)?,
                     attempt: row.int(completed::ATTEMPT)?,
                     fingerprint: fingerprint(&row, completed::FINGERPRINT)?,
+                    owner: row.varlena(completed::OWNER),
                     result: row.varlena(completed::RESULT),
                     body: row.varlena(completed::BODY),
                 }),
-                owner: row.varlena(completed::OWNER),
-                checkpoint: None,
                 place: row.place,
             }));
         }
@@ -201,9 +203,9 @@ impl Storage {
                     lease: row.micros(claim::LEASE)?,
                     attempt: row.int(claim::ATTEMPT)?,
                     fingerprint: fingerprint(&row, claim::FINGERPRINT)?,
+                    owner: row.varlena(claim::OWNER),
+                    checkpoint: row.varlena(claim::CHECKPOINT),
                 }),
-                owner: row.varlena(claim::OWNER),
-                checkpoint: row.varlena(claim::CHECKPOINT),
                 place: row.place,
             }));
         }
@@ -222,9 +224,9 @@ impl Storage {
             Value::Int(claim.attempt),
             Varlena::new(&key.scope).into(),
             Varlena::new(&key.name).into(),
-            Value::Null,
+            claim.owner.into(),
             claim.fingerprint.as_ref().map(|f| Varlena::new(f)).into(),
-            Value::Null,
+            claim.checkpoint.into(),
         ];
         match replaced {
             Some(Found { stored: Stored::Claim(_), place, .. }) => {
@@ -249,7 +251,7 @@ impl Storage {
             Value::Int(done.attempt),
             Varlena::new(&key.scope).into(),
             Varlena::new(&key.name).into(),
-            Value::Null,
+            done.owner.into(),
             done.fingerprint.as_ref().map(|f| Varlena::new(f)).into(),
             done.result.into(),
             done.body.into(),

@@ -18,8 +18,28 @@ pub enum Error {
     OtherLease,
     /// 22023: extending a claim that has no lease.
     NoLease,
-    /// 0A000: an argument whose feature is not built yet.
-    NotBuilt { argument: &'static str },
+    /// 22004: NULL among the parts of a list.
+    NullPart,
+    /// 22023: a list without parts.
+    NoParts,
+    /// 22023: checkpointing a claim that has no lease.
+    NothingToRecover,
+    /// 42809: a function that `idem_run` cannot run.
+    WrongFunction { problem: &'static str },
+    /// 42883: a function that does not exist (any more).
+    NoFunction { what: &'static str },
+    /// 22023: `idem.authorizer` is no qualified name.
+    AuthorizerName,
+    /// ID001: somebody else holds the key; if on a lease, for so many microseconds more.
+    InProgress { retry_after: Option<crate::Micros> },
+    /// ID001: this very transaction holds the key.
+    InProgressHere,
+    /// ID002: the key belongs to a different request.
+    FingerprintMismatch,
+    /// ID004: the record belongs to somebody else.
+    OwnerMismatch,
+    /// ID005: a lease ran out, and the caller does not want to take over.
+    Abandoned { attempt: i32 },
     /// ID003: the token, or the transaction, does not hold the key.
     ClaimLost(Lost),
     /// ID006: the result is over `idem.max_result_size`.
@@ -68,13 +88,21 @@ impl Error {
     /// The five characters of the SQLSTATE.
     pub fn sqlstate(&self) -> &'static str {
         match self {
-            Error::Null { .. } => "22004",
+            Error::Null { .. } | Error::NullPart => "22004",
             Error::Empty { .. }
             | Error::TooLong { .. }
             | Error::Duration { .. }
             | Error::OtherLease
-            | Error::NoLease => "22023",
-            Error::NotBuilt { .. } => "0A000",
+            | Error::NoLease
+            | Error::NoParts
+            | Error::NothingToRecover
+            | Error::AuthorizerName => "22023",
+            Error::WrongFunction { .. } => "42809",
+            Error::NoFunction { .. } => "42883",
+            Error::InProgress { .. } | Error::InProgressHere => "ID001",
+            Error::FingerprintMismatch => "ID002",
+            Error::OwnerMismatch => "ID004",
+            Error::Abandoned { .. } => "ID005",
             Error::ClaimLost(_) => "ID003",
             Error::ResultTooLarge { .. } => "ID006",
             Error::ClaimOpen { .. } => "ID007",
@@ -96,7 +124,22 @@ impl Error {
                 "this transaction holds the key already, with another lease".to_string()
             }
             Error::NoLease => "the claim has no lease that could be extended".to_string(),
-            Error::NotBuilt { argument } => format!("{argument} is not supported yet"),
+            Error::NullPart => "a part must not be NULL".to_string(),
+            Error::NoParts => "there must be at least one part".to_string(),
+            Error::NothingToRecover => {
+                "the claim has no lease, so nothing of it could be recovered".to_string()
+            }
+            Error::WrongFunction { .. } => "idem_run cannot run this function".to_string(),
+            Error::NoFunction { what } => format!("{what} does not exist"),
+            Error::AuthorizerName => {
+                "idem.authorizer must be the qualified name of a function".to_string()
+            }
+            Error::InProgress { .. } | Error::InProgressHere => {
+                "the key is in progress".to_string()
+            }
+            Error::FingerprintMismatch => "the key belongs to a different request".to_string(),
+            Error::OwnerMismatch => "the key belongs to somebody else".to_string(),
+            Error::Abandoned { .. } => "an earlier attempt was abandoned".to_string(),
             Error::ClaimLost(_) => "the caller does not hold the claim on this key".to_string(),
             Error::ResultTooLarge { .. } => "the result is too large to be stored".to_string(),
             Error::ClaimOpen { .. } => {
@@ -118,6 +161,16 @@ impl Error {
                 Some(format!("It has {bytes} bytes; at most {} are allowed.", crate::limits::LONGEST_NAME))
             }
             Error::Duration { .. } => Some("A month counts as 30 days, a day as 24 hours.".to_string()),
+            Error::WrongFunction { problem } => Some((*problem).to_string()),
+            Error::InProgress { retry_after: None } => {
+                Some("Another transaction that is still open holds it.".to_string())
+            }
+            Error::InProgress { retry_after: Some(left) } => Some(format!(
+                "Its holder has a lease of {} more seconds.",
+                (left + 999_999) / 1_000_000
+            )),
+            Error::InProgressHere => Some("This transaction itself holds it.".to_string()),
+            Error::Abandoned { attempt } => Some(format!("The lease of attempt {attempt} is over.")),
             Error::ClaimLost(lost) => Some(
                 match lost {
                     Lost::TakenOver => "Another caller holds the key: the lease was over and somebody took over, or the token never held it.",
@@ -162,7 +215,26 @@ impl Error {
             Error::Null { argument: "token" } => {
                 "Pass the token that lock_try or lock_acquire returned."
             }
-            Error::NotBuilt { .. } => "Leave the argument out.",
+            Error::NullPart => {
+                "Replace a missing part by a text that stands for it, such as an empty one."
+            }
+            Error::NothingToRecover => {
+                "If this transaction does not commit, all that it did is gone. Give idem_begin a lease for work that outlives the transaction."
+            }
+            Error::WrongFunction { .. } => {
+                "Give a function that takes one jsonb and returns one jsonb."
+            }
+            Error::AuthorizerName => {
+                "Set it to schema.function, whose arguments are (caller text, owner text) and whose result is boolean."
+            }
+            Error::InProgress { .. } => "Try again later, or give a wait.",
+            Error::InProgressHere => {
+                "A function that idem_run runs, or a transaction that has called idem_begin, cannot run the same key again."
+            }
+            Error::FingerprintMismatch => "Use a new key for a new request.",
+            Error::Abandoned { .. } => {
+                "Find out what the earlier attempt did outside the database, then call again with takeover => true."
+            }
             Error::ClaimLost(Lost::NotHeldHere) => {
                 "Pass the token that idem_begin returned, or call idem_begin in this transaction first and act on its status."
             }
@@ -196,6 +268,11 @@ mod tests {
     fn the_contract_s_sqlstates() {
         for (error, state) in [
             (Error::ClaimLost(Lost::Absent), "ID003"),
+            (Error::InProgress { retry_after: None }, "ID001"),
+            (Error::InProgressHere, "ID001"),
+            (Error::FingerprintMismatch, "ID002"),
+            (Error::OwnerMismatch, "ID004"),
+            (Error::Abandoned { attempt: 1 }, "ID005"),
             (Error::ResultTooLarge { bytes: 2, limit: 1 }, "ID006"),
             (Error::ClaimOpen { claims: 1, autocommit: false }, "ID007"),
             (Error::LockLost(LockLost::Expired), "ID011"),

@@ -23,6 +23,7 @@ pub struct Claim {
     pub identity: Identity,
     pub token: Token,
     pub fingerprint: Option<Fingerprint>,
+    pub owner: Option<Vec<u8>>,
     /// `None`: the claim belongs to the transaction and must end before it commits.
     pub lease: Option<Micros>,
     pub attempt: i32,
@@ -163,6 +164,7 @@ mod tests {
             identity: key(name),
             token: [token; 16],
             fingerprint: None,
+            owner: None,
             lease,
             attempt: 1,
             created_at: 0,

@@ -6,6 +6,7 @@
 //!
 //! Times are microseconds since PostgreSQL's epoch (2000-01-01 UTC), durations are microseconds.
 
+pub mod canonical;
 pub mod decision;
 pub mod duration;
 pub mod error;
@@ -13,6 +14,7 @@ pub mod held;
 pub mod identity;
 pub mod lease;
 pub mod limits;
+pub mod parts;
 
 /// A moment: microseconds since 2000-01-01 00:00 UTC, as in PostgreSQL's `timestamptz`.
 pub type Moment = i64;

@@ -2,10 +2,11 @@
 //!
 //! pgrx's own function macros are not used here, for one reason: its guard turns an SQLSTATE that it
 //! does not know into XX000 and can put a backtrace into DETAIL. [`enter`] is the guard of this
-//! library: it runs the Rust body, catches both kinds of failure (an [`Error`] of ours, a panic that
+//! library: it runs the Rust body, catches every kind of failure (an [`Error`] of ours, a panic that
 //! carries an error of PostgreSQL's) and raises it from a frame that owns nothing to drop, since
 //! PostgreSQL leaves it by longjmp.
 
+use super::trap::Trapped;
 use idem_core::duration::Interval;
 use idem_core::error::Error;
 use idem_core::{Micros, Moment, Token};
@@ -157,6 +158,33 @@ impl Call {
         self.varlena(index).map(Varlena::bytes)
     }
 
+    /// The elements of a text array argument; `None` is an element that is NULL.
+    pub fn texts(&self, index: usize) -> Option<Vec<Option<&[u8]>>> {
+        let array = self.argument(index)?;
+        let (mut elements, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+        // SAFETY: the datum is an array of text, whose elements are varlenas with alignment i; the
+        // arrays are allocated in the current memory context and outlive the call.
+        unsafe {
+            pg_sys::deconstruct_array(
+                pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast(),
+                pg_sys::TEXTOID,
+                -1,
+                false,
+                pg_sys::TYPALIGN_INT as c_char,
+                &mut elements,
+                &mut nulls,
+                &mut count,
+            );
+            let element = |i| (!*nulls.add(i)).then(|| Varlena(*elements.add(i)).bytes());
+            Some((0..count as usize).map(element).collect())
+        }
+    }
+
+    /// The OID of a regprocedure argument.
+    pub fn oid(&self, index: usize) -> Option<pg_sys::Oid> {
+        self.argument(index).map(|datum| pg_sys::Oid::from(datum.value() as u32))
+    }
+
     pub fn token(&self, index: usize) -> Option<Token> {
         // SAFETY: a uuid datum points to 16 bytes.
         self.argument(index).map(|datum| unsafe { *datum.cast_mut_ptr::<Token>() })
@@ -280,7 +308,15 @@ impl<const N: usize> Shape<N> {
     }
 }
 
-/// What [`raise`] hands to PostgreSQL. The texts live in [`LAST_REPORT`].
+/// What [`raise`] hands to PostgreSQL.
+#[derive(Clone, Copy)]
+enum Failure {
+    Report(Report),
+    /// An error of PostgreSQL's, whole: see `trap`.
+    Rethrow(*mut pg_sys::ErrorData),
+}
+
+/// An error in parts. The texts live in [`LAST_REPORT`].
 #[derive(Clone, Copy)]
 struct Report {
     sqlstate: c_int,
@@ -350,10 +386,16 @@ unsafe extern "C-unwind" {
     fn errdetail_internal(format: *const c_char, ...) -> c_int;
     fn errhint(format: *const c_char, ...) -> c_int;
     fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+    fn ReThrowError(error: *mut pg_sys::ErrorData) -> !;
 }
 
 /// Raises an error. The caller's frames up to PostgreSQL must own nothing to drop.
-unsafe fn raise(report: Report) -> ! {
+unsafe fn raise(failure: Failure) -> ! {
+    let report = match failure {
+        Failure::Report(report) => report,
+        // SAFETY: `trap` copied the error into a memory context that is still alive.
+        Failure::Rethrow(error) => unsafe { ReThrowError(error) },
+    };
     let format = c"%s".as_ptr();
     // SAFETY: this is the expansion of ereport(ERROR, …) with constant formats; the texts live on in
     // LAST_REPORT. errfinish does not return at this level.
@@ -372,13 +414,16 @@ unsafe fn raise(report: Report) -> ! {
     unreachable!("an error of level ERROR returned")
 }
 
-/// Runs `body` and keeps every failure as a report; owns nothing when it returns.
+/// Runs `body` and keeps every failure; owns nothing when it returns.
 #[inline(never)]
-fn caught<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Report> {
+fn caught<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Failure> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(Report::of_error(&error)),
-        Err(payload) => Err(Report::of_panic(payload)),
+        Ok(Err(error)) => Err(Failure::Report(Report::of_error(&error))),
+        Err(payload) => Err(match payload.downcast::<Trapped>() {
+            Ok(trapped) => Failure::Rethrow(trapped.0),
+            Err(payload) => Failure::Report(Report::of_panic(payload)),
+        }),
     }
 }
 
@@ -387,9 +432,9 @@ fn caught<T: Copy>(body: impl FnOnce() -> Result<T, Error>) -> Result<T, Report>
 /// # Safety
 /// The caller is an `extern` function called by PostgreSQL that owns nothing to drop.
 pub(super) unsafe fn guarded(body: impl FnOnce() -> Result<(), Error> + Copy) {
-    if let Err(report) = caught(body) {
+    if let Err(failure) = caught(body) {
         // SAFETY: `body` is Copy, so this frame owns nothing to drop; the caller vouches for its own.
-        unsafe { raise(report) }
+        unsafe { raise(failure) }
     }
 }
 
@@ -415,7 +460,7 @@ pub unsafe fn enter(
     match outcome {
         Ok(datum) => datum,
         // SAFETY: what is in this frame is Copy.
-        Err(report) => unsafe { raise(report) },
+        Err(failure) => unsafe { raise(failure) },
     }
 }
 

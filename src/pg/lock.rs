@@ -20,11 +20,11 @@
 //! lock. No wake-up is lost: a waiter that registers after `wake` has looked finds the key's lock
 //! taken.
 
+use super::trap::{Trapped, trap};
 use idem_core::Micros;
 use idem_core::identity::Tag;
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE;
-use pgrx::pg_sys::panic::CaughtError;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// How strongly a key is locked. Who changes its holder excludes everybody; who only prolongs its
@@ -87,10 +87,19 @@ pub enum Tried {
 }
 
 fn acquire(tag: Tag, mode: Mode, dont_wait: bool) -> Tried {
+    unsafe extern "C-unwind" {
+        // Without pgrx's guard: a deadlock's report to the server log would be lost in it.
+        fn LockAcquire(
+            tag: *const pg_sys::LOCKTAG,
+            mode: pg_sys::LOCKMODE,
+            session_lock: bool,
+            dont_wait: bool,
+        ) -> pg_sys::LockAcquireResult::Type;
+    }
     let tag = locktag(tag);
-    // SAFETY: the tag is valid; an error leaves as a panic.
+    // SAFETY: the tag is valid; the body only calls the C function.
     let result = owned_by_transaction(|| unsafe {
-        pg_sys::LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait)
+        trap(|| LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait))
     });
     match result {
         pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL => Tried::Busy,
@@ -187,12 +196,8 @@ pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
     }
     match outcome {
         Ok(()) => true,
-        Err(payload) => match payload.downcast_ref::<CaughtError>() {
-            Some(CaughtError::PostgresError(error))
-                if ours && error.sql_error_code() == ERRCODE_LOCK_NOT_AVAILABLE =>
-            {
-                false
-            }
+        Err(payload) => match payload.downcast_ref::<Trapped>() {
+            Some(error) if ours && error.sqlstate() == ERRCODE_LOCK_NOT_AVAILABLE as i32 => false,
             _ => resume_unwind(payload),
         },
     }

@@ -1,22 +1,29 @@
 //! Everything that talks to PostgreSQL, and all the `unsafe` there is.
 //!
 //! - [`fmgr`]: SQL function calls: arguments, results, errors
+//! - [`user_function`]: calling functions of users
+//! - [`json`]: reading jsonb
 //! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
+//! - [`trap`]: catching an error whole
 //! - [`table`]: reading and writing the extension's tables without SQL
 //! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
 //!
-//! Two rules hold in all of them. A PostgreSQL error arrives as a Rust panic (pgrx catches the
-//! longjmp), so nothing may be dropped by it that calls PostgreSQL again: what must be given back is
+//! Two rules hold in all of them. A PostgreSQL error arrives as a Rust panic (pgrx or
+//! [`trap`] catches the longjmp), so nothing may be dropped by it that calls PostgreSQL again: what must be given back is
 //! given back explicitly on success and left to the transaction's abort otherwise. And no `RefCell`
 //! borrow is held across a call into PostgreSQL, which may call us back.
 
 pub mod fmgr;
+pub mod json;
 pub mod lock;
 pub mod table;
+pub mod trap;
+pub mod user_function;
 pub mod xact;
 
 use idem_core::{Micros, Moment, Token};
 use pgrx::pg_sys;
+use std::borrow::Cow;
 use std::ffi::CStr;
 
 /// The server's clock, as `clock_timestamp()`.
@@ -76,7 +83,7 @@ pub fn reserve_setting_prefix(prefix: &CStr) {
 }
 
 /// `text` of the database's encoding in UTF-8; in a SQL_ASCII database the bytes as they are.
-pub fn to_utf8(text: &[u8]) -> Vec<u8> {
+pub fn to_utf8(text: &[u8]) -> Cow<'_, [u8]> {
     const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
     const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
     // SAFETY: the source is valid for its length; the result is either the source itself or a
@@ -84,7 +91,7 @@ pub fn to_utf8(text: &[u8]) -> Vec<u8> {
     unsafe {
         let encoding = pg_sys::GetDatabaseEncoding();
         if encoding == UTF8 || encoding == SQL_ASCII || text.is_ascii() {
-            return text.to_vec();
+            return Cow::Borrowed(text);
         }
         let converted = pg_sys::pg_do_encoding_conversion(
             text.as_ptr().cast_mut(),
@@ -92,6 +99,6 @@ pub fn to_utf8(text: &[u8]) -> Vec<u8> {
             encoding,
             UTF8,
         );
-        CStr::from_ptr(converted.cast()).to_bytes().to_vec()
+        Cow::Owned(CStr::from_ptr(converted.cast()).to_bytes().to_vec())
     }
 }

@@ -1,0 +1,59 @@
+//! Catching a PostgreSQL error with nothing of it lost.
+//!
+//! pgrx's bindings catch errors too, but keep of them what its own error type has: an SQLSTATE of an
+//! unknown class becomes XX000, and context, constraint, table and the server-log detail of a
+//! deadlock are dropped. That is good enough for errors of PostgreSQL's own that nobody needs to
+//! tell apart. For a user's function, and for waiting on a lock, the error must arrive as it was raised:
+//! [`trap`] keeps the whole `ErrorData`, which travels as a panic ([`Trapped`]) and is thrown again by
+//! `fmgr`'s guard.
+
+use pgrx::pg_sys;
+use std::mem::MaybeUninit;
+use std::panic::resume_unwind;
+
+/// A PostgreSQL error on its way to the user, as the payload of a panic.
+pub struct Trapped(pub *mut pg_sys::ErrorData);
+
+// SAFETY: a panic's payload must be Send; a backend has one thread.
+unsafe impl Send for Trapped {}
+
+impl Trapped {
+    /// Its SQLSTATE, packed as in elog.h.
+    pub fn sqlstate(&self) -> i32 {
+        // SAFETY: the copy lives in the memory context of the call that trapped it.
+        unsafe { (*self.0).sqlerrcode }
+    }
+}
+
+/// Runs `body`; an error that PostgreSQL raises in it becomes a panic with [`Trapped`] as payload.
+///
+/// # Safety
+/// `body` only calls a C function (declared without pgrx's guard): it owns nothing that would have to
+/// be dropped, and does not panic.
+pub unsafe fn trap<T: Copy>(body: impl FnOnce() -> T) -> T {
+    // SAFETY: this is PG_TRY: the exception stack points to a frame that stays alive while `body`
+    // runs, and is put back on both ways out. After an error, the copy is made in the caller's memory
+    // context and the error state is flushed, as PL/pgSQL does.
+    let error = unsafe {
+        let context = pg_sys::CurrentMemoryContext;
+        let exception_stack = pg_sys::PG_exception_stack;
+        let context_stack = pg_sys::error_context_stack;
+        let mut value = MaybeUninit::uninit();
+        let jumped = cee_scape::call_with_sigsetjmp(false, |jump| {
+            pg_sys::PG_exception_stack = std::ptr::from_ref(jump).cast_mut().cast();
+            value.write(body());
+            0
+        });
+        pg_sys::PG_exception_stack = exception_stack;
+        pg_sys::error_context_stack = context_stack;
+        if jumped == 0 {
+            return value.assume_init();
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        let error = pg_sys::CopyErrorData();
+        pg_sys::FlushErrorState();
+        error
+    };
+    // Not panic_any: the panic hook has nothing to report of an error that is the user's.
+    resume_unwind(Box::new(Trapped(error)))
+}
