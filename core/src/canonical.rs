@@ -100,6 +100,31 @@ impl Canonical {
         }
     }
 
+    /// A whole value: for tests and fuzzing, which have their JSON from serde_json.
+    #[cfg(any(test, feature = "serde_json"))]
+    pub fn value(&mut self, value: &serde_json::Value) {
+        use serde_json::Value;
+        match value {
+            Value::Null => self.null(),
+            Value::Bool(value) => self.bool(*value),
+            Value::Number(number) => self.number(&number.to_string()),
+            Value::String(text) => self.string(text.as_bytes()),
+            Value::Array(elements) => {
+                self.begin_array(elements.len() as u32);
+                elements.iter().for_each(|element| self.value(element));
+                self.end();
+            }
+            Value::Object(members) => {
+                self.begin_object(members.len() as u32);
+                for (key, value) in members {
+                    self.key(key.as_bytes());
+                    self.value(value);
+                }
+                self.end();
+            }
+        }
+    }
+
     /// The fingerprint of the value.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut hash = Sha256::new();
@@ -164,31 +189,9 @@ mod tests {
     use proptest::prelude::*;
     use serde_json::{Map, Value, json};
 
-    fn feed(canonical: &mut Canonical, value: &Value) {
-        match value {
-            Value::Null => canonical.null(),
-            Value::Bool(value) => canonical.bool(*value),
-            Value::Number(number) => canonical.number(&number.to_string()),
-            Value::String(text) => canonical.string(text.as_bytes()),
-            Value::Array(elements) => {
-                canonical.begin_array(elements.len() as u32);
-                elements.iter().for_each(|element| feed(canonical, element));
-                canonical.end();
-            }
-            Value::Object(members) => {
-                canonical.begin_object(members.len() as u32);
-                for (key, value) in members {
-                    canonical.key(key.as_bytes());
-                    feed(canonical, value);
-                }
-                canonical.end();
-            }
-        }
-    }
-
     fn fingerprint(value: &Value) -> Fingerprint {
         let mut canonical = Canonical::default();
-        feed(&mut canonical, value);
+        canonical.value(value);
         canonical.fingerprint()
     }
 

@@ -107,8 +107,8 @@ mod tests {
     /// change would orphan every stored record and void exclusion during a rolling upgrade.
     #[test]
     fn digests_and_tags_are_frozen() {
-        let vectors: [(Domain, &str, &str, &str, [u32; 3], [u32; 3]); 6] =
-            include!("identity_vectors.in");
+        type Vector = (Domain, &'static str, &'static str, &'static str, [u32; 3], [u32; 3]);
+        let vectors: [Vector; 6] = include!("identity_vectors.in");
         for (domain, scope, name, digest, key, wake) in vectors {
             let id = Identity::new(domain, scope.as_bytes(), name.as_bytes());
             let fields = |t: Tag| [t.field2, t.field3, t.field4 as u32];
