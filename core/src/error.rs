@@ -24,10 +24,10 @@ pub enum Error {
     NoParts,
     /// 22023: checkpointing a claim that has no lease.
     NothingToRecover,
-    /// 42809: a function that `idem_run` cannot run.
-    WrongFunction { problem: &'static str },
-    /// 42883: a function that does not exist (any more).
-    NoFunction { what: &'static str },
+    /// 42809: a user's function that cannot be called.
+    WrongFunction { role: Role, problem: &'static str },
+    /// 42883: a user's function that does not exist (any more).
+    NoFunction { role: Role },
     /// 22023: `idem.authorizer` is no qualified name.
     AuthorizerName,
     /// ID001: somebody else holds the key; if on a lease, for so many microseconds more.
@@ -54,6 +54,33 @@ pub enum Error {
     OtherVersion { found: &'static str },
     /// XX001: two keys share a digest, or a row is not what its index says.
     Corrupted { found: &'static str },
+}
+
+/// What a user's function is called for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The work of `idem_run`.
+    Work,
+    /// The function that `idem.authorizer` names.
+    Authorizer,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Role::Work => "the function given to idem_run",
+            Role::Authorizer => "the function named by idem.authorizer",
+        }
+    }
+
+    fn shape(self) -> &'static str {
+        match self {
+            Role::Work => "Give a function that takes one jsonb and returns one jsonb.",
+            Role::Authorizer => {
+                "Set idem.authorizer to schema.function, whose arguments are (caller text, owner text) and whose result is boolean."
+            }
+        }
+    }
 }
 
 /// Why a claim is not, or no longer, the caller's.
@@ -129,8 +156,8 @@ impl Error {
             Error::NothingToRecover => {
                 "the claim has no lease, so nothing of it could be recovered".to_string()
             }
-            Error::WrongFunction { .. } => "idem_run cannot run this function".to_string(),
-            Error::NoFunction { what } => format!("{what} does not exist"),
+            Error::WrongFunction { role, .. } => format!("{} cannot be called", role.name()),
+            Error::NoFunction { role } => format!("{} does not exist", role.name()),
             Error::AuthorizerName => {
                 "idem.authorizer must be the qualified name of a function".to_string()
             }
@@ -161,7 +188,7 @@ impl Error {
                 Some(format!("It has {bytes} bytes; at most {} are allowed.", crate::limits::LONGEST_NAME))
             }
             Error::Duration { .. } => Some("A month counts as 30 days, a day as 24 hours.".to_string()),
-            Error::WrongFunction { problem } => Some((*problem).to_string()),
+            Error::WrongFunction { problem, .. } => Some((*problem).to_string()),
             Error::InProgress { retry_after: None } => {
                 Some("Another transaction that is still open holds it.".to_string())
             }
@@ -221,12 +248,8 @@ impl Error {
             Error::NothingToRecover => {
                 "If this transaction does not commit, all that it did is gone. Give idem_begin a lease for work that outlives the transaction."
             }
-            Error::WrongFunction { .. } => {
-                "Give a function that takes one jsonb and returns one jsonb."
-            }
-            Error::AuthorizerName => {
-                "Set it to schema.function, whose arguments are (caller text, owner text) and whose result is boolean."
-            }
+            Error::WrongFunction { role, .. } | Error::NoFunction { role } => role.shape(),
+            Error::AuthorizerName => Role::Authorizer.shape(),
             Error::InProgress { .. } => "Try again later, or give a wait.",
             Error::InProgressHere => {
                 "A function that idem_run runs, or a transaction that has called idem_begin, cannot run the same key again."

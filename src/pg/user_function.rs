@@ -2,7 +2,7 @@
 
 use super::fmgr::Varlena;
 use super::trap::trap;
-use idem_core::error::Error;
+use idem_core::error::{Error, Role};
 use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::ptr::null_mut;
@@ -16,7 +16,7 @@ impl UserFunction {
     /// right to execute it.
     pub fn of_request(function: pg_sys::Oid, null_request: bool) -> Result<UserFunction, Error> {
         const JSONB: pg_sys::Oid = pg_sys::JSONBOID;
-        with_definition(function, "the function given to idem_run", |definition| {
+        with_definition(function, Role::Work, |definition| {
             // SAFETY: proargtypes holds pronargs OIDs.
             let takes_jsonb = definition.pronargs == 1
                 && unsafe { *definition.proargtypes.values.as_ptr() } == JSONB;
@@ -51,13 +51,12 @@ impl UserFunction {
             let arguments = [pg_sys::TEXTOID, pg_sys::TEXTOID];
             pg_sys::LookupFuncName(parts, 2, arguments.as_ptr(), true)
         };
-        let what = "the function named by idem.authorizer, (text, text) returning boolean,";
         if function == pg_sys::InvalidOid {
-            return Err(Error::NoFunction { what });
+            return Err(Error::NoFunction { role: Role::Authorizer });
         }
-        with_definition(function, what, |definition| {
+        with_definition(function, Role::Authorizer, |definition| {
             let fits = !definition.proretset && definition.prorettype == pg_sys::BOOLOID;
-            if fits { Ok(()) } else { Err("The authorizer does not return one boolean.") }
+            if fits { Ok(()) } else { Err("Its result is not one boolean.") }
         })?;
         check_execute(function);
         Ok(UserFunction(function))
@@ -109,7 +108,7 @@ impl UserFunction {
 /// Has `check` look at the function's row in `pg_proc`; it returns what is wrong.
 fn with_definition(
     function: pg_sys::Oid,
-    what: &'static str,
+    role: Role,
     check: impl FnOnce(&pg_sys::FormData_pg_proc) -> Result<(), &'static str>,
 ) -> Result<(), Error> {
     // SAFETY: the cached tuple is valid until it is released; `check` only reads it.
@@ -119,11 +118,11 @@ fn with_definition(
             pg_sys::Datum::from(function),
         );
         if tuple.is_null() {
-            return Err(Error::NoFunction { what });
+            return Err(Error::NoFunction { role });
         }
         let problem = check(&*pg_sys::GETSTRUCT(tuple).cast());
         pg_sys::ReleaseSysCache(tuple);
-        problem.map_err(|problem| Error::WrongFunction { problem })
+        problem.map_err(|problem| Error::WrongFunction { role, problem })
     }
 }
 
