@@ -102,7 +102,10 @@ fn main() -> ExitCode {
         .batch_execute(
             "CREATE TABLE payments (item text NOT NULL, euros int NOT NULL);
              CREATE TABLE reports (made_by text NOT NULL, fence bigint PRIMARY KEY);
-             GRANT SELECT, INSERT ON payments, reports TO app",
+             GRANT SELECT, INSERT ON payments, reports TO app;
+             CREATE FUNCTION pay(request jsonb) RETURNS jsonb LANGUAGE sql AS
+             $$ INSERT INTO payments VALUES (request->>'item', (request->>'euros')::int)
+                RETURNING jsonb_build_object('receipt', item) $$",
         )
         .expect("the shop's table can be created");
     let mut report = Report { scene: 0, failures: 0, sent: Vec::new() };
@@ -130,6 +133,8 @@ fn play(db: &TestDb, report: &mut Report) -> Result<(), Error> {
     killed(db, report)?;
     forgotten(db, report)?;
     lost_lease(db, report)?;
+    whole(db, report)?;
+    resumed(db, report)?;
     one_of_four(db, report)?;
     stalled(db, report)?;
     table(db, report)
@@ -264,6 +269,68 @@ fn lost_lease(db: &TestDb, report: &mut Report) -> Result<(), Error> {
         refused,
         "comes back late: refused (ID003), its payment rolled back",
     );
+    Ok(())
+}
+
+/// The same payment as one call: the work is a function.
+fn whole(db: &TestDb, report: &mut Report) -> Result<(), Error> {
+    report.scene("The whole operation in one call, idem_run", "sofa", 3);
+    let run = |euros: i32| -> Result<Value, Error> {
+        let request = json!({ "item": "sofa", "euros": euros });
+        let row = db.app().query_one("SELECT idem_run('sofa', 'pay(jsonb)', $1)", &[&request])?;
+        Ok(row.get(0))
+    };
+    let receipt = json!({ "receipt": "sofa" });
+    report.line("first", run(900)? == receipt, "runs pay(request): paid");
+    report.line("again", run(900)? == receipt, "the stored answer");
+    let mismatch = run(9000).is_err_and(|error| sqlstate(&error) == "ID002");
+    report.line("9000 EUR", mismatch, "refused (ID002)");
+    Ok(())
+}
+
+/// Charges at the provider, then books: a worker that dies in between has noted the charge.
+fn resumed(db: &TestDb, report: &mut Report) -> Result<(), Error> {
+    report.scene("A worker killed between two steps, and the next one resumes", "bike", 2);
+    let mut charges = 0;
+    let mut charge = || {
+        charges += 1;
+        format!("charge-{charges}")
+    };
+
+    let mut doomed = db.app();
+    let (token, _) = begin_with_lease(&mut doomed, "bike", "300 milliseconds")?;
+    doomed.execute(
+        "SELECT idem_checkpoint('bike', $1, token => $2)",
+        &[&json!({ "charged": charge() }), &token],
+    )?;
+    let pid: i32 = doomed.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+    db.admin().execute("SELECT pg_terminate_backend($1, 10000)", &[&pid])?;
+    let killed = doomed.is_valid(Duration::from_secs(1)).is_err();
+    report.line("first worker", killed, "charges outside, saves a checkpoint, is killed");
+
+    let mut next = db.app();
+    let begun = next.query_one(
+        "SELECT token, attempt, checkpoint FROM idem_begin('bike', lease => '30 s', wait => '10 s')",
+        &[],
+    )?;
+    let checkpoint: Option<Value> = begun.get("checkpoint");
+    let known = match &checkpoint {
+        Some(checkpoint) => checkpoint["charged"].as_str().unwrap_or_default().to_string(),
+        None => charge(),
+    };
+    let mut transaction = next.transaction()?;
+    insert(&mut transaction, "bike", 450)?;
+    transaction.execute(
+        "SELECT idem_complete('bike', $1, token => $2)",
+        &[&json!({ "receipt": known }), &begun.get::<_, Uuid>("token")],
+    )?;
+    transaction.commit()?;
+    report.line(
+        "second worker",
+        begun.get::<_, i32>("attempt") == 2 && known == "charge-1",
+        "takes over with the checkpoint (attempt 2): books, with the charge that was made",
+    );
+    report.line("provider", charges == 1, "charged once");
     Ok(())
 }
 
