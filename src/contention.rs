@@ -103,7 +103,7 @@ pub fn contend<T>(
         }
 
         let Some(patience) = patience(wait, since) else {
-            if lease.is_some() || wait != Wait::For(0) {
+            if lease.is_some() {
                 break Err(Busy { lease });
             }
             // The name of a lock may be guarded, which looks like being looked at.
