@@ -253,8 +253,7 @@ pub fn complete(
             put_completion(&storage, key, completion, completer);
             storage.close(true);
         }
-        Holding::Completed => return Ok(()),
-        Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => {
+        Holding::Open(Claim { token, .. }) | Holding::Stored(token) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, claim)) => {
                     storage.remove(&found);
@@ -314,7 +313,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
                 storage.close(true);
             }
         }
-        Ok(Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token)) => {
+        Ok(Holding::Open(Claim { token, .. }) | Holding::Stored(token)) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, _)) => {
                     storage.remove(&found);
@@ -323,7 +322,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
                 Err(_) => return Ok(false),
             }
         }
-        Ok(Holding::Completed) | Err(_) => return Ok(false),
+        Err(_) => return Ok(false),
     }
     xact::end(&key.identity, End::Released);
     Ok(true)
@@ -360,8 +359,7 @@ fn prolong(
 ) -> Result<Moment, Error> {
     let token = match held_here(key, token)? {
         Holding::Open(Claim { lease: None, .. }) => return Err(without_lease),
-        Holding::Completed => return Err(Error::ClaimLost(Lost::CompletedAlready)),
-        Holding::Open(Claim { token, .. }) | Holding::Elsewhere(token) => token,
+        Holding::Open(Claim { token, .. }) | Holding::Stored(token) => token,
     };
     let (storage, found, mut claim) =
         own_stored_claim(function, key, &token, Mode::ShareUpdateExclusive)?
@@ -460,10 +458,8 @@ fn own_stored_claim(
 enum Holding {
     /// It made the claim, which is open.
     Open(Claim),
-    /// It made the claim and completed it.
-    Completed,
-    /// Another transaction made the claim, if anybody did: this token decides.
-    Elsewhere(Token),
+    /// It has no open claim: what is stored decides whether this token holds the key.
+    Stored(Token),
 }
 
 /// Without a token the claim of this transaction is meant.
@@ -472,7 +468,8 @@ fn held_here(key: &Key, token: Option<Token>) -> Result<Holding, Error> {
         (Some((claim, end)), token) if token.is_none_or(|token| token == claim.token) => {
             match end {
                 None => Ok(Holding::Open(claim)),
-                Some(End::Completed) => Ok(Holding::Completed),
+                // Unless an administrator removed it since, the record is there.
+                Some(End::Completed) => Ok(Holding::Stored(claim.token)),
                 Some(End::Released) => Err(Error::ClaimLost(match token {
                     Some(_) => Lost::Absent,
                     None => Lost::NotHeldHere,
@@ -481,7 +478,7 @@ fn held_here(key: &Key, token: Option<Token>) -> Result<Holding, Error> {
         }
         // While this transaction holds the key, no other token can.
         (Some((_, None)), Some(_)) => Err(Error::ClaimLost(Lost::TakenOver)),
-        (_, Some(token)) => Ok(Holding::Elsewhere(token)),
+        (_, Some(token)) => Ok(Holding::Stored(token)),
         (_, None) => Err(Error::ClaimLost(Lost::NotHeldHere)),
     }
 }

@@ -4,7 +4,7 @@
 //! hot name makes no index entries (HOT). Who writes a name's row holds its lock.
 
 use crate::pg::fmgr::{Value, Varlena};
-use crate::pg::table::{Access, Definition, Look, Place, Table, View};
+use crate::pg::table::{Access, Definition, Look, Row, Table, View};
 use crate::storage::{Key, check_key};
 use idem_core::error::Error;
 use idem_core::lease::Lease;
@@ -40,25 +40,18 @@ static LOCKS: Definition = Definition {
 };
 
 /// A lock's row.
+#[derive(Clone, Copy)]
 pub struct StoredLease {
     pub lease: Lease,
     pub acquired_at: Moment,
     pub ttl: Micros,
     pub holder: Option<Varlena>,
-    place: Option<Place>,
 }
 
-impl StoredLease {
-    /// What is to stand in the row of a name whose row, if there is one, is `replaced`.
-    pub fn replacing(
-        replaced: Option<&StoredLease>,
-        lease: Lease,
-        acquired_at: Moment,
-        ttl: Micros,
-        holder: Option<Varlena>,
-    ) -> StoredLease {
-        StoredLease { lease, acquired_at, ttl, holder, place: replaced.and_then(|row| row.place) }
-    }
+/// A lock's row that was found.
+pub struct Found {
+    pub stored: StoredLease,
+    row: Row,
 }
 
 /// The locks' home, open for one call.
@@ -76,13 +69,13 @@ impl Leases {
     }
 
     /// The row of `name`. Without the name's lock a row that is being updated may be missed.
-    pub fn find(&self, name: &Key) -> Result<Option<StoredLease>, Error> {
+    pub fn find(&self, name: &Key) -> Result<Option<Found>, Error> {
         let view = View::open(Look::Newest);
         let row = self.0.find(&name.identity.digest, &view)?;
         view.close();
         let Some(row) = row else { return Ok(None) };
         check_key(&row, name, column::SCOPE, column::NAME)?;
-        Ok(Some(StoredLease {
+        let stored = StoredLease {
             lease: Lease {
                 token: row.token_or_null(column::TOKEN),
                 fence: row.long(column::FENCE)?,
@@ -91,12 +84,12 @@ impl Leases {
             acquired_at: row.long(column::ACQUIRED_AT)?,
             ttl: row.micros(column::TTL)?,
             holder: row.varlena(column::HOLDER),
-            place: Some(row.place),
-        }))
+        };
+        Ok(Some(Found { stored, row }))
     }
 
-    /// Writes the row of `name`. The name's lock is held.
-    pub fn put(&self, name: &Key, row: &StoredLease) {
+    /// Writes the row of `name` in place of the one that was found. The name's lock is held.
+    pub fn put(&self, name: &Key, row: &StoredLease, replaced: Option<&Found>) {
         let values = [
             Value::Token(name.identity.digest),
             row.lease.token.map(Value::Token).into(),
@@ -108,8 +101,8 @@ impl Leases {
             Varlena::new(&name.name).into(),
             row.holder.into(),
         ];
-        match row.place {
-            Some(place) => self.0.update(place, &values),
+        match replaced {
+            Some(found) => self.0.update(&found.row, &values),
             None => self.0.insert(&values),
         }
     }

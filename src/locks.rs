@@ -15,7 +15,7 @@
 //! already, while a lease is running, can only be because it took that lease itself.
 
 use crate::contention::{self, Busy, Seen, Wait, contend};
-use crate::leases::{Leases, StoredLease};
+use crate::leases::{Found, Leases, StoredLease};
 use crate::pg;
 use crate::pg::fmgr::Varlena;
 use crate::pg::lock::{self, Mode, Tried};
@@ -54,23 +54,23 @@ pub fn take(
         let leases = Leases::open(function, if locked { Access::Write } else { Access::Read })?;
         let found = leases.find(name)?;
         let now = pg::now();
-        let seen = match lease::take(found.as_ref().map(|row| &row.lease), now) {
-            Take::Held { lease_end } => match found {
+        let seen = match lease::take(found.as_ref().map(|found| &found.stored.lease), now) {
+            Take::Held { lease_end } => match found.map(|found| found.stored) {
                 Some(StoredLease { lease: Lease { token: Some(token), fence, .. }, .. })
                     if tried == Tried::HeldBefore =>
                 {
                     Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
                 }
-                found => {
-                    seen_holder = found.and_then(|row| row.holder);
+                stored => {
+                    seen_holder = stored.and_then(|stored| stored.holder);
                     Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
                 }
             },
             Take::Free { fence } if locked => {
                 let (token, lease_end) = (pg::new_token(), now + ttl);
                 let lease = Lease { token: Some(token), fence, expires_at: lease_end };
-                let row = StoredLease::replacing(found.as_ref(), lease, now, ttl, holder);
-                leases.put(name, &row);
+                let row = StoredLease { lease, acquired_at: now, ttl, holder };
+                leases.put(name, &row, found.as_ref());
                 pg::force_sync_commit();
                 Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
             }
@@ -96,7 +96,7 @@ pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Re
         let found = leases.find(name)?;
         leases.close(false);
         let now = pg::now();
-        Ok(match (tried, lease::take(found.as_ref().map(|row| &row.lease), now)) {
+        Ok(match (tried, lease::take(found.as_ref().map(|found| &found.stored.lease), now)) {
             (Tried::Taken, Take::Free { .. }) | (Tried::HeldBefore, _) => {
                 Seen::Answer { answer: (), keep_lock: true }
             }
@@ -117,12 +117,13 @@ pub fn extend(
     token: Token,
     ttl: Option<Micros>,
 ) -> Result<Moment, Error> {
-    let (leases, row) =
+    let (leases, found) =
         own_lease(function, name, &token, Mode::ShareUpdateExclusive)?.map_err(Error::LockLost)?;
-    let ttl = ttl.unwrap_or(row.ttl);
+    let StoredLease { lease, acquired_at, ttl: last, holder } = found.stored;
+    let ttl = ttl.unwrap_or(last);
     let expires_at = pg::now() + ttl;
-    let lease = Lease { expires_at, ..row.lease };
-    leases.put(name, &StoredLease::replacing(Some(&row), lease, row.acquired_at, ttl, row.holder));
+    let row = StoredLease { lease: Lease { expires_at, ..lease }, acquired_at, ttl, holder };
+    leases.put(name, &row, Some(&found));
     pg::force_sync_commit();
     leases.close(true);
     Ok(expires_at)
@@ -130,12 +131,12 @@ pub fn extend(
 
 /// Frees the lock at COMMIT. False, and nothing changed, if the token does not hold it.
 pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, Error> {
-    let Ok((leases, row)) = own_lease(function, name, &token, Mode::Exclusive)? else {
+    let Ok((leases, found)) = own_lease(function, name, &token, Mode::Exclusive)? else {
         return Ok(false);
     };
-    let lease = Lease { token: None, ..row.lease };
-    let free = StoredLease::replacing(Some(&row), lease, row.acquired_at, row.ttl, None);
-    leases.put(name, &free);
+    let StoredLease { lease, acquired_at, ttl, .. } = found.stored;
+    let lease = Lease { token: None, ..lease };
+    leases.put(name, &StoredLease { lease, acquired_at, ttl, holder: None }, Some(&found));
     leases.close(true);
     Ok(true)
 }
@@ -152,11 +153,11 @@ pub fn guard(function: pg_sys::Oid, name: &Key, token: Token) -> Result<i64, Err
         Err(_) => held(look(function, name)?, &token).map_err(Error::LockLost)?,
         Ok(row) => row,
     };
-    Ok(row.lease.fence)
+    Ok(row.stored.lease.fence)
 }
 
 /// The row of the name once nobody else is about to change it; waits for that.
-fn look(function: pg_sys::Oid, name: &Key) -> Result<Option<StoredLease>, Error> {
+fn look(function: pg_sys::Oid, name: &Key) -> Result<Option<Found>, Error> {
     lock::lock(name.identity.key_tag, Mode::Share);
     let leases = Leases::open(function, Access::Read)?;
     let found = leases.find(name)?;
@@ -172,7 +173,7 @@ fn own_lease(
     name: &Key,
     token: &Token,
     mode: Mode,
-) -> Result<Result<(Leases, StoredLease), LockLost>, Error> {
+) -> Result<Result<(Leases, Found), LockLost>, Error> {
     if let Err(lost) = held(look(function, name)?, token) {
         return Ok(Err(lost));
     }
@@ -192,10 +193,11 @@ fn own_lease(
 }
 
 /// The row, if `token` holds the lock now.
-fn held(found: Option<StoredLease>, token: &Token) -> Result<StoredLease, LockLost> {
+fn held(found: Option<Found>, token: &Token) -> Result<Found, LockLost> {
+    let lease = found.as_ref().map(|found| found.stored.lease);
     match found {
-        Some(row) if lease::holds(Some(&row.lease), token, pg::now()) => Ok(row),
-        Some(row) if row.lease.token == Some(*token) => Err(LockLost::Expired),
+        Some(found) if lease::holds(lease.as_ref(), token, pg::now()) => Ok(found),
+        _ if lease.is_some_and(|lease| lease.token == Some(*token)) => Err(LockLost::Expired),
         _ => Err(LockLost::NotHeld),
     }
 }

@@ -9,7 +9,7 @@
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
 use crate::pg::fmgr::{Value, Varlena};
-use crate::pg::table::{Access, Definition, Look, Place, Row, Table, View};
+use crate::pg::table::{Access, Definition, Look, Row, Table, View};
 use idem_core::decision::{Record, State};
 use idem_core::error::Error;
 use idem_core::identity::Identity;
@@ -126,7 +126,7 @@ pub enum Stored {
 /// A record that was found, and where.
 pub struct Found {
     pub stored: Stored,
-    place: Place,
+    row: Row,
 }
 
 impl Found {
@@ -190,7 +190,7 @@ impl Storage {
                     result: row.varlena(completed::RESULT),
                     body: row.varlena(completed::BODY),
                 }),
-                place: row.place,
+                row,
             }));
         }
         if let Some(row) = self.claims.find(digest, view)? {
@@ -206,7 +206,7 @@ impl Storage {
                     owner: row.varlena(claim::OWNER),
                     checkpoint: row.varlena(claim::CHECKPOINT),
                 }),
-                place: row.place,
+                row,
             }));
         }
         Ok(None)
@@ -229,9 +229,7 @@ impl Storage {
             claim.checkpoint.into(),
         ];
         match replaced {
-            Some(Found { stored: Stored::Claim(_), place, .. }) => {
-                self.claims.update(*place, &values)
-            }
+            Some(Found { stored: Stored::Claim(_), row }) => self.claims.update(row, &values),
             Some(expired) => {
                 self.remove(expired);
                 self.claims.insert(&values);
@@ -261,8 +259,8 @@ impl Storage {
     /// Removes what was found. The lock of the key is held.
     pub fn remove(&self, found: &Found) {
         match found.stored {
-            Stored::Claim(_) => self.claims.delete(found.place),
-            Stored::Completed(_) => self.completed.delete(found.place),
+            Stored::Claim(_) => self.claims.delete(&found.row),
+            Stored::Completed(_) => self.completed.delete(&found.row),
         }
     }
 }

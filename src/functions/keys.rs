@@ -119,7 +119,7 @@ pub fn complete(call: &Call) -> Reply {
     let completion =
         Completion { result: call.varlena(1), body: call.varlena(2), ttl: ttl(call, 5)? };
     idempotency::complete(call.function(), &key, &completion, call.token(3))?;
-    Ok(call.value(Value::Null))
+    Ok(call.value(Value::Void))
 }
 
 /// `idem_release(key, token, scope)`
@@ -146,7 +146,7 @@ pub fn checkpoint(call: &Call) -> Reply {
     let checkpoint = call.varlena(1).ok_or(Error::Null { argument: "checkpoint" })?;
     let lease = call.interval(3).map(|lease| lease.positive("lease")).transpose()?;
     idempotency::checkpoint(call.function(), &key, call.token(2), lease, checkpoint)?;
-    Ok(call.value(Value::Null))
+    Ok(call.value(Value::Void))
 }
 
 /// `idem_run(key, func, request, scope, owner, wait, ttl, takeover)`

@@ -77,6 +77,8 @@ impl Varlena {
 #[derive(Clone, Copy)]
 pub enum Value {
     Null,
+    /// What a function returning void returns, which is not NULL.
+    Void,
     Bool(bool),
     Int(i32),
     Long(i64),
@@ -104,6 +106,7 @@ impl Value {
     pub(super) fn datum(self) -> Option<pg_sys::Datum> {
         Some(match self {
             Value::Null => return None,
+            Value::Void => pg_sys::Datum::null(),
             Value::Bool(value) => pg_sys::Datum::from(value),
             Value::Int(value) => pg_sys::Datum::from(value),
             Value::Long(value) | Value::Moment(value) => pg_sys::Datum::from(value),

@@ -23,6 +23,7 @@
 
 use super::fmgr::{Value, Varlena};
 use super::lock::owned_by_transaction;
+use super::trap::trap;
 use idem_core::error::Error;
 use idem_core::{Micros, Token};
 use pgrx::pg_sys;
@@ -100,7 +101,7 @@ fn resolve(table: &Definition, function: pg_sys::Oid) -> Result<pg_sys::Oid, Err
         return Ok(known);
     }
     // SAFETY: catalogue look-ups by valid OIDs and C strings; the callback is a function of this
-    // library, which is never unloaded; opening a table that is gone raises an error.
+    // library, which is never unloaded; a table that is dropped meanwhile is not opened.
     unsafe {
         if !WATCHING.replace(true) {
             pg_sys::CacheRegisterRelcacheCallback(Some(on_relcache_change), pg_sys::Datum::null());
@@ -112,7 +113,11 @@ fn resolve(table: &Definition, function: pg_sys::Oid) -> Result<pg_sys::Oid, Err
         }
         // Remembered before the check: a change reported meanwhile makes it unknown again.
         remember(table, oid);
-        let relation = pg_sys::table_open(oid, Access::Read as pg_sys::LOCKMODE);
+        let relation = pg_sys::try_relation_open(oid, Access::Read as pg_sys::LOCKMODE);
+        if relation.is_null() {
+            remember(table, pg_sys::InvalidOid);
+            return Err(Error::OtherVersion { found: "A table of the extension is missing." });
+        }
         let fits = has_columns(relation, table.columns);
         pg_sys::table_close(relation, Access::Read as pg_sys::LOCKMODE);
         if !fits {
@@ -219,47 +224,41 @@ impl Table {
 
     /// Adds a row; columns that an administrator added behind ours become NULL.
     pub fn insert(&self, values: &[Value]) {
-        self.write(
-            |slot, _| {
-                // SAFETY: the relation is open for writing, the slot is of its shape and filled.
-                unsafe { pg_sys::simple_table_tuple_insert(self.relation, slot) };
-                Some(IndexEntries { update: false, summarizing: false })
-            },
-            values,
-        );
+        self.write(values, None, |slot| {
+            // SAFETY: the relation is open for writing, the slot is of its shape and filled.
+            unsafe { pg_sys::simple_table_tuple_insert(self.relation, slot) };
+            Some(IndexEntries { update: false, summarizing: false })
+        });
     }
 
-    /// Replaces the row at `place`; in place (HOT) as long as no indexed column changes.
-    pub fn update(&self, place: Place, values: &[Value]) {
-        self.write(
-            |slot, snapshot| {
-                let mut place = place;
-                // SAFETY: as for insert.
-                unsafe { update_tuple(self.relation, &mut place, slot, snapshot) }
-            },
-            values,
-        );
+    /// Replaces `row`, keeping columns that an administrator added; in place (HOT) as long as no
+    /// indexed column changes.
+    pub fn update(&self, row: &Row, values: &[Value]) {
+        self.write(values, Some(row), |slot| {
+            let mut place = row.place;
+            // SAFETY: as for insert.
+            unsafe { update_tuple(self.relation, &mut place, slot) }
+        });
     }
 
-    /// Removes the row at `place`.
-    pub fn delete(&self, place: Place) {
-        let mut place = place;
+    /// Removes `row`.
+    pub fn delete(&self, row: &Row) {
+        let mut place = row.place;
         // SAFETY: the relation is open for writing; a row that is not there raises an error.
         unsafe {
-            pg_sys::simple_table_tuple_delete(
-                self.relation,
-                &mut place,
-                &raw mut pg_sys::SnapshotSelfData,
-            );
+            let snapshot = &raw mut pg_sys::SnapshotSelfData;
+            pg_sys::simple_table_tuple_delete(self.relation, &mut place, snapshot);
             pg_sys::CommandCounterIncrement();
         }
     }
 
-    /// Fills a slot with `values`, has `write_heap` write it, and makes the index entries.
+    /// Fills a slot with `values`, and what is behind them with what `replaced` has there; has
+    /// `write_heap` write it, and makes the index entries.
     fn write(
         &self,
-        write_heap: impl FnOnce(*mut pg_sys::TupleTableSlot, pg_sys::Snapshot) -> Option<IndexEntries>,
         values: &[Value],
+        replaced: Option<&Row>,
+        write_heap: impl FnOnce(*mut pg_sys::TupleTableSlot) -> Option<IndexEntries>,
     ) {
         // SAFETY: the relation is open for writing; the slot has one place for each column of its
         // descriptor; executor state and slot are freed here, or with their memory context after an
@@ -269,26 +268,62 @@ impl Table {
             let slot =
                 pg_sys::MakeSingleTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
             for column in 0..(*descriptor).natts as usize {
-                let datum = values.get(column).and_then(|value| value.datum());
+                let datum = match values.get(column) {
+                    Some(value) => value.datum(),
+                    None => replaced.and_then(|row| row.datum(column)),
+                };
                 (*slot).tts_values.add(column).write(datum.unwrap_or(pg_sys::Datum::null()));
                 (*slot).tts_isnull.add(column).write(datum.is_none());
             }
             pg_sys::ExecStoreVirtualTuple(slot);
 
-            if let Some(entries) = write_heap(slot, &raw mut pg_sys::SnapshotSelfData) {
-                let estate = pg_sys::CreateExecutorState();
-                let result = pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>())
-                    .cast::<pg_sys::ResultRelInfo>();
-                (*result).type_ = pg_sys::NodeTag::T_ResultRelInfo;
-                pg_sys::InitResultRelInfo(result, self.relation, 0, std::ptr::null_mut(), 0);
+            let estate = pg_sys::CreateExecutorState();
+            let result =
+                pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
+            (*result).type_ = pg_sys::NodeTag::T_ResultRelInfo;
+            pg_sys::InitResultRelInfo(result, self.relation, 0, std::ptr::null_mut(), 0);
+            check_added_constraints(descriptor, values.len(), result, estate, slot);
+            if let Some(entries) = write_heap(slot) {
                 pg_sys::ExecOpenIndices(result, false);
                 insert_index_entries(result, slot, estate, entries);
                 pg_sys::ExecCloseIndices(result);
-                pg_sys::pfree(result.cast());
-                pg_sys::FreeExecutorState(estate);
             }
+            pg_sys::pfree(result.cast());
+            pg_sys::FreeExecutorState(estate);
             pg_sys::ExecDropSingleTupleTableSlot(slot);
             pg_sys::CommandCounterIncrement();
+        }
+    }
+}
+
+/// Computes generated columns and checks constraints that an administrator added: a row that breaks
+/// one could not be restored from a dump. Ours are kept by construction.
+unsafe fn check_added_constraints(
+    descriptor: pg_sys::TupleDesc,
+    our_columns: usize,
+    result: *mut pg_sys::ResultRelInfo,
+    estate: *mut pg_sys::EState,
+    slot: *mut pg_sys::TupleTableSlot,
+) {
+    unsafe extern "C-unwind" {
+        // executor/nodeModifyTable.h, which pgrx's bindings leave out.
+        fn ExecComputeStoredGenerated(
+            result: *mut pg_sys::ResultRelInfo,
+            estate: *mut pg_sys::EState,
+            slot: *mut pg_sys::TupleTableSlot,
+            command: pg_sys::CmdType::Type,
+        );
+    }
+    // SAFETY: the executor state and the slot are those of the row about to be written. As for an
+    // INSERT, all generated columns are computed.
+    unsafe {
+        let Some(constraints) = (*descriptor).constr.as_ref() else { return };
+        if constraints.has_generated_stored {
+            let command = pg_sys::CmdType::CMD_INSERT;
+            trap(|| ExecComputeStoredGenerated(result, estate, slot, command));
+        }
+        if constraints.num_check > 0 || (*descriptor).natts as usize > our_columns {
+            pg_sys::ExecConstraints(result, slot, estate);
         }
     }
 }
@@ -305,11 +340,11 @@ struct IndexEntries {
 #[cfg(feature = "pg15")]
 unsafe fn update_tuple(
     relation: pg_sys::Relation,
-    place: &mut Place,
+    place: &mut pg_sys::ItemPointerData,
     slot: *mut pg_sys::TupleTableSlot,
-    snapshot: pg_sys::Snapshot,
 ) -> Option<IndexEntries> {
     let mut update_indexes = false;
+    let snapshot = &raw mut pg_sys::SnapshotSelfData;
     // SAFETY: passed on from the caller.
     unsafe {
         pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut update_indexes)
@@ -320,12 +355,12 @@ unsafe fn update_tuple(
 #[cfg(not(feature = "pg15"))]
 unsafe fn update_tuple(
     relation: pg_sys::Relation,
-    place: &mut Place,
+    place: &mut pg_sys::ItemPointerData,
     slot: *mut pg_sys::TupleTableSlot,
-    snapshot: pg_sys::Snapshot,
 ) -> Option<IndexEntries> {
     use pg_sys::TU_UpdateIndexes::{TU_None, TU_Summarizing};
     let mut which = TU_None;
+    let snapshot = &raw mut pg_sys::SnapshotSelfData;
     // SAFETY: passed on from the caller.
     unsafe { pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut which) };
     (which != TU_None)
@@ -368,13 +403,10 @@ unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
     }
 }
 
-/// Where a row lies.
-pub type Place = pg_sys::ItemPointerData;
-
 /// A row that was found: a copy, readable as long as the current call runs. Large values may still
 /// lie outside the row and are fetched by [`Row::varlena`], for which the table must still be open.
 pub struct Row {
-    pub place: Place,
+    place: pg_sys::ItemPointerData,
     values: Vec<pg_sys::Datum>,
     nulls: Vec<bool>,
 }

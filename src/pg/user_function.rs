@@ -94,9 +94,7 @@ impl UserFunction {
                 });
             }
             let strict_null = (*flinfo).fn_strict && arguments.iter().any(Option::is_none);
-            let Some(address) = (*flinfo).fn_addr.filter(|_| !strict_null) else {
-                return None;
-            };
+            let address = (*flinfo).fn_addr.filter(|_| !strict_null)?;
             let value = trap(|| address(fcinfo));
             // What it wrote is visible to what follows.
             pg_sys::CommandCounterIncrement();
