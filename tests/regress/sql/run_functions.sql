@@ -42,8 +42,9 @@ PREPARE dropped AS SELECT idem_run('dropped', 'run_ok(jsonb)', '1');
 RESET ROLE;
 DROP FUNCTION run_ok;
 SET ROLE app;
+\set VERBOSITY sqlstate
 EXECUTE dropped;
-\echo :LAST_ERROR_SQLSTATE
+\set VERBOSITY default
 
 -- A run within itself, and a function that ends the claim it runs under.
 SELECT idem_run('again', 'run_again(jsonb)');

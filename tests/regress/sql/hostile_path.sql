@@ -1,0 +1,92 @@
+-- Nobody's search_path changes anything: functions, operators, tables, types and temporary objects
+-- planted where they come before ours and PostgreSQL's own are never used.
+\set database :DBNAME
+CREATE DATABASE regress_idem_hostile;
+\c regress_idem_hostile
+CREATE EXTENSION idem;
+CREATE ROLE regress_idem_hostile;
+CREATE ROLE regress_idem_victim;
+SELECT idem_grant('regress_idem_hostile');
+GRANT CREATE, TEMPORARY ON DATABASE regress_idem_hostile TO regress_idem_hostile;
+
+SET ROLE regress_idem_hostile;
+CREATE SCHEMA evil;
+GRANT USAGE ON SCHEMA evil TO PUBLIC;
+-- Tables like ours; a look or a write that went there would show.
+CREATE TABLE evil.idem_claims (digest uuid PRIMARY KEY, token uuid, created_at timestamptz, expires_at timestamptz, lease interval,
+    attempt integer, scope text, key text, owner text, fingerprint bytea, checkpoint jsonb);
+CREATE TABLE evil.idem_completed (digest uuid PRIMARY KEY, token uuid, created_at timestamptz, completed_at timestamptz,
+    expires_at timestamptz, attempt integer, scope text, key text, owner text, fingerprint bytea, result jsonb, body bytea);
+INSERT INTO evil.idem_completed
+    SELECT uuid 'b98e9326-c737-b541-ce3b-0951f4bb8b74', gen_random_uuid(), now(), now(), now() + interval '1 day', 1, '', 'a', NULL, NULL, '"planted"', NULL;
+CREATE TEMP TABLE idem_completed AS SELECT * FROM evil.idem_completed;
+CREATE TEMP TABLE idem_claims AS SELECT * FROM evil.idem_claims;
+-- Types, functions and operators like PostgreSQL's.
+CREATE FUNCTION evil.planted_bool(anyelement, anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted(oid, oid) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted(name, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted(name, name) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted("char", "char") RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE FUNCTION evil.planted(text, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
+CREATE OPERATOR evil.= (FUNCTION = evil.planted_bool, LEFTARG = anyelement, RIGHTARG = anyelement);
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = uuid, RIGHTARG = uuid);
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = oid, RIGHTARG = oid);
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = name, RIGHTARG = text);
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = name, RIGHTARG = name);
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = "char", RIGHTARG = "char");
+CREATE OPERATOR evil.= (FUNCTION = evil.planted, LEFTARG = text, RIGHTARG = text);
+CREATE FUNCTION evil.format(text, regprocedure, regrole) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE FUNCTION evil.format(text, regnamespace, regrole) RETURNS text LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE FUNCTION evil.has_schema_privilege(regrole, regnamespace, text) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE FUNCTION evil.uuid_eq(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE FUNCTION evil.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE FUNCTION evil.sha256(bytea) RETURNS bytea LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted function'; END $$;
+CREATE DOMAIN evil.uuid AS text;
+CREATE DOMAIN evil.jsonb AS text;
+CREATE DOMAIN evil.regrole AS text;
+CREATE VIEW evil.pg_extension AS SELECT 'planted' AS extname;
+CREATE VIEW evil.pg_depend AS SELECT 'planted' AS deptype;
+CREATE VIEW evil.pg_proc AS SELECT 'planted' AS proname;
+CREATE TEMP VIEW pg_proc AS SELECT 'planted' AS proname;
+
+-- An ordinary role whose path starts with them.
+SET search_path = evil, pg_temp, pg_catalog, public;
+BEGIN;
+SELECT status, attempt, result FROM public.idem_begin('a', '\x01');
+SELECT public.idem_complete('a', '"real"');
+COMMIT;
+SELECT status, result FROM public.idem_begin('a', '\x01');
+SELECT status, result FROM public.idem_begin('a', '\x02');
+SELECT token AS held FROM public.idem_begin('hostile-lease', lease => '1us') \gset
+SELECT pg_catalog.pg_sleep(0.01);
+SELECT public.idem_extend('hostile-lease', :'held', lease => '1us') IS NOT NULL AS extended;
+SELECT pg_catalog.pg_sleep(0.01);
+SELECT status, attempt FROM public.idem_begin('hostile-lease', lease => '1h');
+SELECT public.idem_release('hostile-lease', :'held');
+SELECT state, result FROM public.idem_get('a');
+SELECT state, result FROM public.idem_get('hostile-lease');
+
+-- An administrator with the same path.
+RESET ROLE;
+SELECT public.idem_grant('regress_idem_victim');
+SELECT pg_catalog.has_function_privilege('regress_idem_victim', 'public.idem_extend(pg_catalog.text,pg_catalog.uuid,pg_catalog.interval,pg_catalog.text)', 'EXECUTE') AS granted;
+SELECT public.idem_revoke('regress_idem_victim');
+SELECT pg_catalog.has_function_privilege('regress_idem_victim', 'public.idem_extend(pg_catalog.text,pg_catalog.uuid,pg_catalog.interval,pg_catalog.text)', 'EXECUTE') AS granted;
+SELECT public.idem_forget('hostile-lease');
+
+-- The planted tables are as they were, the records are in ours.
+RESET search_path;
+SELECT result FROM evil.idem_completed;
+SELECT count(*) FROM evil.idem_claims;
+SELECT key, result FROM public.idem_completed;
+SELECT count(*) FROM public.idem_claims;
+
+-- No search_path at all.
+SET search_path = '';
+SET ROLE regress_idem_hostile;
+SELECT status, result FROM public.idem_begin('a', '\x01');
+
+\c :database
+DROP DATABASE regress_idem_hostile;
+DROP ROLE regress_idem_hostile, regress_idem_victim;
