@@ -102,14 +102,22 @@ fn errors_and_the_log_tell_no_secret_and_no_backtrace() {
         note("ID007", app.batch_execute(end));
         run(&mut app, "ROLLBACK");
     }
-    // 22023, 22004, 0A000, 25006
+    // 22023, 22004, 25006
     let long = KEY.repeat(100);
     note("22023", claim(&mut app, &long));
     note("22023", claim(&mut app, ""));
     note("22023", app.query_one(plain, &[&KEY, &fingerprint, &long]).map(drop));
     note("22023", lease(&mut app, KEY, "-1s").map(drop));
     note("22004", app.query_one(plain, &[&None::<&str>, &fingerprint, &SCOPE]).map(drop));
-    note("0A000", app.query_one("SELECT idem_begin($1, owner => $2)", &[&KEY, &OWNER]).map(drop));
+    // ID004
+    let owned = "owned by somebody";
+    run(&mut app, "BEGIN");
+    app.query_one("SELECT idem_begin($1, owner => $2)", &[&owned, &OWNER]).unwrap();
+    app.execute("SELECT idem_complete($1)", &[&owned]).unwrap();
+    run(&mut app, "COMMIT");
+    run(&mut app, "SET idem.owner = 'somebody else'");
+    note("ID004", app.query_one("SELECT idem_once($1)", &[&owned]).map(drop));
+    run(&mut app, "RESET idem.owner");
     run(&mut app, "BEGIN READ ONLY");
     note("25006", claim(&mut app, KEY));
     run(&mut app, "ROLLBACK; BEGIN");
