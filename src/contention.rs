@@ -26,6 +26,10 @@ pub enum Wait {
     Forever,
 }
 
+/// How long a waiter sleeps before it looks again whether the end of a lease has changed, while a
+/// transaction that changes it is open.
+const PAUSE_IF_PROLONGED: Micros = 20_000;
+
 /// What a look found.
 pub enum Seen<T> {
     /// The caller's answer; `keep_lock`: the lock stays until the transaction ends.
@@ -58,9 +62,10 @@ const PAUSES_IF_HELD: [Micros; 4] = [0, 0, 10, 30];
 const PAUSE_IF_LOOKED_AT: Micros = 50;
 const TRIES_IF_LOOKED_AT: u32 = 1_000;
 
-/// How often it is tried again when a record is there that counts no more, or a lease that is over:
-/// another may hold the lock just to be refused.
-const TRIES_IF_STALE: u32 = 8;
+/// How often it is tried again when the other may hold the lock just for a look, or for more: where a
+/// record is that counts no more, or a lease that is over (another may be about to be refused); and of
+/// the name of a lock.
+const TRIES_IF_UNSURE: u32 = 8;
 
 /// Has `look` look at the name, with its lock if it can be had, until there is an answer or `wait` is
 /// over.
@@ -84,6 +89,13 @@ pub fn contend<T>(
         queued = false;
         let locked = tried != Tried::Busy;
 
+        // Asked before the look: what is not going on now has been committed, and the look sees it, or
+        // comes later and wakes a caller who is registered.
+        let other = match locked || wait == Wait::For(0) {
+            true => Other::Nothing,
+            false => other_at(identity),
+        };
+
         let mut stale = false;
         let lease = match look(tried)? {
             Seen::Answer { answer, keep_lock } => {
@@ -106,12 +118,12 @@ pub fn contend<T>(
             if lease.is_some() {
                 break Err(Busy { lease });
             }
-            // The name of a lock may be guarded, which looks like being looked at.
             let tries = match identity.domain {
-                Domain::Lock => 0,
                 Domain::Key if lock::only_looked_at(identity.key_tag) => TRIES_IF_LOOKED_AT,
-                Domain::Key if stale => TRIES_IF_STALE,
-                Domain::Key => 0,
+                Domain::Key if stale => TRIES_IF_UNSURE,
+                // Or it is guarded, which seems the same.
+                Domain::Lock if lock::only_looked_at(identity.key_tag) => TRIES_IF_UNSURE,
+                Domain::Key | Domain::Lock => 0,
             };
             if looked_at < tries {
                 looked_at += 1;
@@ -126,9 +138,13 @@ pub fn contend<T>(
         match lease {
             // Whoever only prolongs or guards the lease is nothing to queue for: it would keep
             // the next one who prolongs waiting behind us.
-            Some(lease) if locked || !lock::exclusively_held(identity.key_tag) => {
+            Some(lease) if other != Other::Ending => {
                 if registered {
-                    sleep(lease, patience, since)?;
+                    let left = match other {
+                        Other::Prolonging => lease.left.min(PAUSE_IF_PROLONGED),
+                        _ => lease.left,
+                    };
+                    sleep(Lease { left, ..lease }, patience, since)?;
                 } else {
                     lock::try_lock(identity.wake_tag, Mode::Share);
                     registered = true;
@@ -151,6 +167,27 @@ pub fn contend<T>(
         lock::unlock(identity.wake_tag, Mode::Share);
     }
     Ok(outcome)
+}
+
+/// What another transaction is about to do at a name whose lock it has.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Other {
+    /// To end a lease, or to claim or take the name.
+    Ending,
+    /// To change the end of a lease.
+    Prolonging,
+    /// To guard it, or to look.
+    Nothing,
+}
+
+fn other_at(identity: &Identity) -> Other {
+    if lock::exclusively_held(identity.key_tag) {
+        Other::Ending
+    } else if lock::only_looked_at(identity.key_tag) {
+        Other::Nothing
+    } else {
+        Other::Prolonging
+    }
 }
 
 /// What is left of a wait.

@@ -364,8 +364,12 @@ fn prolong(
     let (storage, found, mut claim) =
         own_stored_claim(function, key, &token, Mode::ShareUpdateExclusive)?
             .map_err(Error::ClaimLost)?;
+    let before = claim.lease_end;
     claim.lease = lease.unwrap_or(claim.lease);
     claim.lease_end = pg::now() + claim.lease;
+    if claim.lease_end < before {
+        lock::wake(key.identity);
+    }
     claim.checkpoint = checkpoint.or(claim.checkpoint);
     storage.put_claim(key, &claim, Some(&found));
     pg::force_sync_commit();
@@ -405,8 +409,7 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     if !held && look(function, key)?.is_none() {
         return Ok(false);
     }
-    lock::lock(key.identity.key_tag, Mode::Exclusive);
-    lock::wake(key.identity.wake_tag);
+    lock::announce_end(key.identity);
     let storage = Storage::open(function, Access::Write)?;
     let found = storage.find(key, Look::Newest)?;
     if let Some(found) = &found {
@@ -439,9 +442,9 @@ fn own_stored_claim(
     if let Err(lost) = own_claim(look(function, key)?, token) {
         return Ok(Err(lost));
     }
-    lock::lock(key.identity.key_tag, mode);
-    if mode == Mode::Exclusive {
-        lock::wake(key.identity.wake_tag);
+    match mode {
+        Mode::Exclusive => lock::announce_end(key.identity),
+        mode => lock::lock(key.identity.key_tag, mode),
     }
     let storage = Storage::open(function, Access::Write)?;
     match own_claim(storage.find(key, Look::Newest)?, token) {

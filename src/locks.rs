@@ -122,6 +122,9 @@ pub fn extend(
     let StoredLease { lease, acquired_at, ttl: last, holder } = found.stored;
     let ttl = ttl.unwrap_or(last);
     let expires_at = pg::now() + ttl;
+    if expires_at < lease.expires_at {
+        lock::wake(name.identity);
+    }
     let row = StoredLease { lease: Lease { expires_at, ..lease }, acquired_at, ttl, holder };
     leases.put(name, &row, Some(&found));
     pg::force_sync_commit();
@@ -177,9 +180,9 @@ fn own_lease(
     if let Err(lost) = held(look(function, name)?, token) {
         return Ok(Err(lost));
     }
-    lock::lock(name.identity.key_tag, mode);
-    if mode == Mode::Exclusive {
-        lock::wake(name.identity.wake_tag);
+    match mode {
+        Mode::Exclusive => lock::announce_end(name.identity),
+        mode => lock::lock(name.identity.key_tag, mode),
     }
     let leases = Leases::open(function, Access::Write)?;
     match held(leases.find(name)?, token) {

@@ -15,14 +15,14 @@
 //!
 //! **Sleep and wake.** Whoever holds a key on a lease holds no lock. A waiter takes the *wake* tag in
 //! share mode, looks once more, and sleeps on its latch until the lease's end or its deadline.
-//! Whoever takes the key's lock to end or change such a claim calls [`wake`], which finds the
-//! waiters among the holders of the wake tag and sets their latches: they then queue for the key's
-//! lock. No wake-up is lost: a waiter that registers after `wake` has looked finds the key's lock
-//! taken.
+//! Whoever ends such a lease takes the key's lock with [`announce_end`], which finds the waiters among
+//! the holders of the wake tag and sets their latches: they then queue for the key's lock. Whoever makes
+//! a lease shorter calls [`wake`] likewise. No wake-up is lost: a waiter that registers later finds the
+//! key's lock taken, provided that it asks for that before it looks (see `contention.rs`).
 
 use super::trap::{Trapped, trap};
 use idem_core::Micros;
-use idem_core::identity::Tag;
+use idem_core::identity::{Identity, Tag};
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -203,9 +203,17 @@ pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
     }
 }
 
-/// Sets the latch of everybody who sleeps until the key with this wake tag is free.
-pub fn wake(wake_tag: Tag) {
-    let tag = locktag(wake_tag);
+/// Takes a name's lock to end a lease before its time, waiting as [`lock`] does, and has those who
+/// sleep until that time queue for the lock.
+pub fn announce_end(identity: Identity) {
+    lock(identity.key_tag, Mode::Exclusive);
+    wake(identity);
+}
+
+/// Sets the latch of everybody who sleeps until the end of the lease of this name. The name's lock is
+/// held.
+pub fn wake(identity: Identity) {
+    let tag = locktag(identity.wake_tag);
     // SAFETY: GetLockConflicts returns a palloc'd array that ends with an invalid entry; a PGPROC is
     // in shared memory for ever, and setting the latch of one that has changed hands does no harm.
     unsafe {
