@@ -1,0 +1,4 @@
+\set key random(100000000000000, 999999999999999)
+BEGIN;
+INSERT INTO work (sku, qty) VALUES ('book', 1);
+COMMIT;

@@ -1,0 +1,6 @@
+\set key random(100000000000000, 999999999999999)
+BEGIN;
+SELECT 1;
+INSERT INTO work (sku, qty) VALUES ('book', 1);
+SELECT 2;
+COMMIT;

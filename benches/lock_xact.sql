@@ -1,0 +1,4 @@
+BEGIN;
+SELECT lock_try_xact(:client_id::text);
+INSERT INTO work (sku, qty) VALUES ('book', 1);
+COMMIT;

@@ -1,0 +1,58 @@
+//! The benchmarks: idem side by side with what people would use instead, in turn on one throw-away server, so that ratios hold on a
+//! noisy machine. `make bench` runs it and writes `benches/results.md` with its plots.
+//!
+//! Environment: `QUICK=1` runs everything once and briefly, to see that it works; `SCALE=full` adds ten million live keys;
+//! `SECONDS_A_RUN`, `ROUNDS`; `BENCH_OUT`, the folder for the results.
+
+mod clients;
+mod load;
+mod measure;
+mod plot;
+mod redis_store;
+mod report;
+mod sections;
+
+use std::path::PathBuf;
+
+use load::Bench;
+use report::Report;
+
+/// What to run, and where the results go.
+pub struct Options {
+    pub quick: bool,
+    pub full_scale: bool,
+    /// How long one run of one contender takes.
+    pub seconds: u32,
+    /// How often each contender has its turn.
+    pub rounds: usize,
+    pub out: PathBuf,
+}
+
+impl Options {
+    fn from_environment() -> Options {
+        let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let number = |name: &str, default: u32| {
+            set(name).map_or(default, |value| {
+                value.parse().unwrap_or_else(|_| panic!("{name} is not a number: {value}"))
+            })
+        };
+        let quick = set("QUICK").is_some_and(|value| value != "0");
+        let out = set("BENCH_OUT").map_or_else(|| load::folder().to_path_buf(), PathBuf::from);
+        Options {
+            quick,
+            full_scale: set("SCALE").is_some_and(|value| value == "full"),
+            seconds: number("SECONDS_A_RUN", 2),
+            rounds: if quick { 1 } else { number("ROUNDS", 5) as usize },
+            out,
+        }
+    }
+}
+
+fn main() {
+    let begun = std::time::Instant::now();
+    let options = Options::from_environment();
+    let bench = Bench::start(options);
+    let mut report = Report::new(&bench);
+    sections::run(&bench, &mut report);
+    report.write(&bench, begun.elapsed());
+}
