@@ -188,7 +188,7 @@ fn machine(bench: &Bench, elapsed: Duration) -> String {
          - Bytes and rows are for each transaction, business row included. CPU instructions are {counters}.\n",
         after_colon(&cpu_info, "model name"),
         memory / 1e6,
-        said("uname", "-r"),
+        said("uname", "-r").split('-').next().unwrap_or_default(),
         said("rustc", "--version"),
         bench.options.seconds,
         bench.options.rounds,
