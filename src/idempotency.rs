@@ -72,7 +72,7 @@ pub fn begin(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Be
         let found = storage.find(key, Look::Newest)?;
         let (decision, now) = decide(found.as_ref(), claiming)?;
         if let (true, Decision::Acquire { attempt }) = (locked, decision) {
-            let answer = acquire(&storage, key, claiming, attempt, found.as_ref());
+            let answer = acquire(&storage, key, claiming, attempt, found.as_ref())?;
             storage.close(true);
             return Ok(Seen::Answer { answer, keep_lock: true });
         }
@@ -150,7 +150,7 @@ fn acquire(
     claiming: &Claiming,
     attempt: i32,
     found: Option<&Found>,
-) -> Begun {
+) -> Result<Begun, Error> {
     let (token, now) = (pg::new_token(), pg::now());
     let owner = claiming.owner.as_deref().map(Varlena::new);
     let mut claim = StoredClaim {
@@ -171,7 +171,7 @@ fn acquire(
         claim.checkpoint = taken.checkpoint;
     }
     if claiming.lease.is_some() {
-        storage.put_claim(key, &claim, found);
+        storage.put_claim(key, &claim, found)?;
         pg::force_sync_commit();
     }
     xact::claim(Claim {
@@ -185,7 +185,7 @@ fn acquire(
         stale_row: claiming.lease.is_none() && found.is_some(),
     });
     let lease_end = claiming.lease.map(|_| claim.lease_end);
-    Begun::Acquired { token, attempt, lease_end, checkpoint: claim.checkpoint }
+    Ok(Begun::Acquired { token, attempt, lease_end, checkpoint: claim.checkpoint })
 }
 
 /// `idem_begin` repeated in the transaction that holds the key: the same claim again.
@@ -245,7 +245,7 @@ pub fn complete(
             if claim.stale_row
                 && let Some(stale) = storage.find(key, Look::Newest)?
             {
-                storage.remove(&stale);
+                storage.remove(&stale)?;
             }
             let owner = claim.owner.as_deref().map(Varlena::new);
             let Claim { token, created_at, attempt, fingerprint, .. } = claim;
@@ -256,7 +256,7 @@ pub fn complete(
         Holding::Open(Claim { token, .. }) | Holding::Stored(token) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, claim)) => {
-                    storage.remove(&found);
+                    storage.remove(&found)?;
                     let StoredClaim { token, created_at, attempt, fingerprint, owner, .. } = claim;
                     let completer = Completer { token, created_at, attempt, fingerprint, owner };
                     put_completion(&storage, key, completion, completer);
@@ -308,7 +308,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
             if stale_row {
                 let storage = Storage::open(function, Access::Write)?;
                 if let Some(stale) = storage.find(key, Look::Newest)? {
-                    storage.remove(&stale);
+                    storage.remove(&stale)?;
                 }
                 storage.close(true);
             }
@@ -316,7 +316,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
         Ok(Holding::Open(Claim { token, .. }) | Holding::Stored(token)) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, _)) => {
-                    storage.remove(&found);
+                    storage.remove(&found)?;
                     storage.close(true);
                 }
                 Err(_) => return Ok(false),
@@ -371,7 +371,7 @@ fn prolong(
         lock::wake(key.identity);
     }
     claim.checkpoint = checkpoint.or(claim.checkpoint);
-    storage.put_claim(key, &claim, Some(&found));
+    storage.put_claim(key, &claim, Some(&found))?;
     pg::force_sync_commit();
     storage.close(true);
     Ok(claim.lease_end)
@@ -413,7 +413,7 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     let storage = Storage::open(function, Access::Write)?;
     let found = storage.find(key, Look::Newest)?;
     if let Some(found) = &found {
-        storage.remove(found);
+        storage.remove(found)?;
     }
     storage.close(true);
     xact::end(&key.identity, End::Released);

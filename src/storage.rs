@@ -15,6 +15,7 @@ use idem_core::error::Error;
 use idem_core::identity::Identity;
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys::{self, BuiltinOid::*};
+use std::cell::OnceCell;
 
 /// A key or the name of a lock: as the caller gave it, and as it is stored and locked.
 pub struct Key {
@@ -146,24 +147,36 @@ impl Found {
     }
 }
 
-/// The homes of all records, open for one call.
+/// The homes of all records, open for one call; the claims only once they are needed: a replay and the completion
+/// of a claim without a lease are not about them.
 pub struct Storage {
-    claims: Table,
+    function: pg_sys::Oid,
+    access: Access,
+    claims: OnceCell<Table>,
     completed: Table,
 }
 
 impl Storage {
     /// Opens the homes that lie in the schema of the SQL function `function`.
     pub fn open(function: pg_sys::Oid, access: Access) -> Result<Storage, Error> {
-        let claims = Table::open(&CLAIMS, function, access)?;
         let completed = Table::open(&COMPLETED, function, access)?;
-        Ok(Storage { claims, completed })
+        Ok(Storage { function, access, claims: OnceCell::new(), completed })
+    }
+
+    fn claims(&self) -> Result<&Table, Error> {
+        if let Some(claims) = self.claims.get() {
+            return Ok(claims);
+        }
+        let claims = Table::open(&CLAIMS, self.function, self.access)?;
+        Ok(self.claims.get_or_init(|| claims))
     }
 
     /// Closes the homes; for a reader nothing stays locked.
     pub fn close(self, keep_locks: bool) {
         self.completed.close(keep_locks);
-        self.claims.close(keep_locks);
+        if let Some(claims) = self.claims.into_inner() {
+            claims.close(keep_locks);
+        }
     }
 
     /// The record under `key`: without the key's lock, [`Look::Newest`] may miss one.
@@ -193,7 +206,7 @@ impl Storage {
                 row,
             }));
         }
-        if let Some(row) = self.claims.find(digest, view)? {
+        if let Some(row) = self.claims()?.find(digest, view)? {
             check_key(&row, key, claim::SCOPE, claim::KEY)?;
             return Ok(Some(Found {
                 stored: Stored::Claim(StoredClaim {
@@ -214,7 +227,13 @@ impl Storage {
 
     /// Stores a claim on a lease in place of what was found under the key. The lock of the key is
     /// held.
-    pub fn put_claim(&self, key: &Key, claim: &StoredClaim, replaced: Option<&Found>) {
+    pub fn put_claim(
+        &self,
+        key: &Key,
+        claim: &StoredClaim,
+        replaced: Option<&Found>,
+    ) -> Result<(), Error> {
+        let claims = self.claims()?;
         let values = [
             Value::Token(key.identity.digest),
             Value::Token(claim.token),
@@ -229,13 +248,14 @@ impl Storage {
             claim.checkpoint.into(),
         ];
         match replaced {
-            Some(Found { stored: Stored::Claim(_), row }) => self.claims.update(row, &values),
+            Some(Found { stored: Stored::Claim(_), row }) => claims.update(row, &values),
             Some(expired) => {
-                self.remove(expired);
-                self.claims.insert(&values);
+                self.remove(expired)?;
+                claims.insert(&values);
             }
-            None => self.claims.insert(&values),
+            None => claims.insert(&values),
         }
+        Ok(())
     }
 
     /// Stores a finished record. Nothing else is stored under the key; its lock is held.
@@ -257,11 +277,12 @@ impl Storage {
     }
 
     /// Removes what was found. The lock of the key is held.
-    pub fn remove(&self, found: &Found) {
+    pub fn remove(&self, found: &Found) -> Result<(), Error> {
         match found.stored {
-            Stored::Claim(_) => self.claims.delete(&found.row),
+            Stored::Claim(_) => self.claims()?.delete(&found.row),
             Stored::Completed(_) => self.completed.delete(&found.row),
         }
+        Ok(())
     }
 }
 
