@@ -181,6 +181,15 @@ impl Table {
         }
     }
 
+    /// Whether the table has not a single block, and so no row: much cheaper to ask than to scan its index.
+    pub fn is_empty(&self) -> bool {
+        // SAFETY: the relation is open.
+        let blocks = unsafe {
+            pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM)
+        };
+        blocks == 0
+    }
+
     /// The row whose first column is `digest`.
     pub fn find(&self, digest: &[u8; 16], view: &View) -> Result<Option<Row>, Error> {
         // SAFETY: the relation is open; the scan key points to `digest`, which outlives the scan; the
