@@ -129,7 +129,7 @@ ROLLBACK;
 BEGIN;
 ALTER TABLE idem_claims DROP COLUMN checkpoint;
 ALTER TABLE idem_claims ADD COLUMN checkpoint jsonb;
-SELECT idem_begin('changed-8');
+SELECT idem_begin('changed-12');
 ROLLBACK;
 BEGIN;
 ALTER TABLE idem_completed ALTER COLUMN attempt TYPE bigint;
