@@ -103,11 +103,14 @@ pub fn reserve_setting_prefix(prefix: &CStr) {
 pub fn to_utf8(text: &[u8]) -> Cow<'_, [u8]> {
     const UTF8: i32 = pg_sys::pg_enc::PG_UTF8 as i32;
     const SQL_ASCII: i32 = pg_sys::pg_enc::PG_SQL_ASCII as i32;
+    if text.is_ascii() {
+        return Cow::Borrowed(text);
+    }
     // SAFETY: the source is valid for its length; the result is either the source itself or a
     // null-terminated copy in the current memory context.
     unsafe {
         let encoding = pg_sys::GetDatabaseEncoding();
-        if encoding == UTF8 || encoding == SQL_ASCII || text.is_ascii() {
+        if encoding == UTF8 || encoding == SQL_ASCII {
             return Cow::Borrowed(text);
         }
         let converted = pg_sys::pg_do_encoding_conversion(
