@@ -47,7 +47,7 @@ fn bars(loads: &[Load], samples: &[Sample], of: fn(&Sample) -> f64) -> Vec<Bar> 
         value: of(sample),
         color: if load.label.starts_with("idem") {
             Color::Idem
-        } else if ["bare", "two constant", "plain", "SELECT 1"]
+        } else if ["bare", "two constant", "plain", "SELECT 1", "a built-in"]
             .iter()
             .any(|floor| load.label.starts_with(floor))
         {
@@ -137,6 +137,7 @@ fn replay(bench: &Bench, report: &mut Report) {
             .setup(&a_thousand("idem_begin", "idem_complete"))
             .check("(SELECT count(*) FROM idem_completed) = 1000 AND {n} > 0"),
         Load::new("INSERT … ON CONFLICT, SELECT", "replay_handwritten").setup(&handwritten),
+        Load::new("a built-in function in FROM", "replay_function"),
         Load::new("SELECT first", "replay_lookup").setup(&handwritten),
         Load::new("PL/pgSQL pair", "replay_pair").setup(&a_thousand("pair_begin", "pair_complete")),
     ];
