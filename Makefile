@@ -5,13 +5,14 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress isolation client bench psql install clean packages
+.PHONY: help demo test lint unit regress isolation client guards bench psql install clean packages
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo                    payments retried in every way, on a throw-away server'
 	@echo 'make test                    all tests on PostgreSQL 15, 16, 17 and 18'
 	@echo 'make lint                    formatting and clippy'
+	@echo 'make guards                  break each guard of the code and see its test turn red (minutes)'
 	@echo 'make psql                    psql on a throw-away server with idem'
 	@echo 'make unit                    tests without a server'
 	@echo 'make regress                 pg_regress tests    (TESTS="a b": these only;'
@@ -43,6 +44,9 @@ lint: packages
 
 unit: packages
 	@exec scripts/test '' unit
+
+guards: packages
+	@scripts/guards $(ONE)
 
 regress isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
