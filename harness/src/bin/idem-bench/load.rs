@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use idem_harness::{APP, Server};
+use idem_harness::{APP, Server, eventually};
 use postgres::Client;
 
 use crate::Options;
@@ -246,6 +246,7 @@ impl Bench {
         if load.durable {
             command.env("PGOPTIONS", "-c synchronous_commit=on");
         }
+        let cpu_before = self.cpu_of_backends();
         let output = command.arg(DATABASE).output().expect("pgbench can be run");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -257,12 +258,27 @@ impl Bench {
         let mut latencies = self.take_logs(&format!("{number}.log."));
         let mut sample = Sample::of_latencies(&mut latencies, Duration::from_secs(1));
         sample.rate = number_after(&text, "tps =").expect("pgbench tells the rate");
+        sample.cpu = (self.cpu_of_backends() - cpu_before) / transactions;
         if self.counts_instructions {
             let text = std::fs::read_to_string(counted).expect("perf wrote what it counted");
             sample.instructions = count_in(&text).unwrap_or(0.0) / transactions;
         }
         let _ = std::fs::remove_file(script);
         (sample, transactions as u64)
+    }
+
+    /// CPU time of all backends that have ended, once those of the load have, in microseconds.
+    fn cpu_of_backends(&self) -> f64 {
+        let mut admin = self.admin();
+        eventually("the load's backends have ended", || {
+            let sql = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'app' AND application_name = 'pgbench'";
+            admin.query_one(sql, &[]).expect("the server answers").get::<_, i64>(0) == 0
+        });
+        // Then the postmaster takes their times over, at once.
+        std::thread::sleep(Duration::from_millis(10));
+        let file = format!("/proc/{}/stat", self.postmaster());
+        let text = std::fs::read_to_string(file).expect("the server runs");
+        cpu_of_children(&text) * 10_000.0
     }
 
     fn postmaster(&self) -> String {
@@ -288,6 +304,13 @@ impl Bench {
 /// The third word of each line.
 fn latencies_in(log: &str) -> impl Iterator<Item = f64> {
     log.lines().filter_map(|line| line.split(' ').nth(2)?.parse().ok())
+}
+
+/// User and system time of the children that were waited for, in hundredths of a second: columns 16 and 17 of /proc/PID/stat,
+/// counted behind the name, which may hold blanks.
+fn cpu_of_children(stat: &str) -> f64 {
+    let columns = stat.rsplit(") ").next().unwrap_or_default();
+    columns.split(' ').skip(13).take(2).filter_map(|word| word.parse::<f64>().ok()).sum()
 }
 
 fn number_after(text: &str, label: &str) -> Option<f64> {
@@ -380,6 +403,8 @@ mod tests {
         assert_eq!(number_after(text, "nothing"), None);
         let log = "0 1 250 0 1764427330 12345\n1 1 90 0 1764427330 12399\n";
         assert_eq!(latencies_in(log).collect::<Vec<_>>(), [250.0, 90.0]);
+        let stat = "7 (a (b) c) S 1 7 7 0 -1 4 5 6 7 8 90 91 100 23 20 0 1 0 55";
+        assert_eq!(cpu_of_children(stat), 123.0);
         assert_eq!(count_in("# started\n\n8123,,instructions:u,1,100.00,,\n"), Some(8123.0));
         assert_eq!(count_in("<not supported>,,instructions:u,0,100.00,,\n"), None);
     }

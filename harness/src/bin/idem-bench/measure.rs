@@ -15,7 +15,9 @@ pub struct Sample {
     pub dead: f64,
     pub heap: f64,
     pub index: f64,
-    /// Instructions of the server for each transaction; 0 where the machine cannot count them.
+    /// CPU time of the server's backends for each transaction, in microseconds.
+    pub cpu: f64,
+    /// Their instructions; 0 where the machine cannot count them.
     pub instructions: f64,
 }
 
@@ -43,6 +45,7 @@ impl Sample {
             dead: of(|s| s.dead),
             heap: of(|s| s.heap),
             index: of(|s| s.index),
+            cpu: of(|s| s.cpu),
             instructions: of(|s| s.instructions),
         }
     }

@@ -56,7 +56,7 @@ impl Report {
     pub fn table(&mut self, columns: Columns, base: usize, labels: &[&str], samples: &[Sample]) {
         let mut header = vec!["", "per second", "relative", "p50 µs", "p99 µs"];
         if columns == Columns::Written {
-            header.extend(["WAL bytes", "dead rows", "table bytes", "index bytes"]);
+            header.extend(["CPU µs", "WAL bytes", "dead rows", "table bytes", "index bytes"]);
             if self.instructions {
                 header.push("instructions");
             }
@@ -70,6 +70,7 @@ impl Report {
                 thousands(sample.p99),
             ];
             if columns == Columns::Written {
+                row.push(format!("{:.1}", sample.cpu));
                 row.push(thousands(sample.wal));
                 row.push(format!("{:.1}", sample.dead.abs()));
                 row.extend([sample.heap, sample.index].map(thousands));
@@ -185,7 +186,7 @@ fn machine(bench: &Bench, elapsed: Duration) -> String {
          - {} s a run, {} rounds in turn, medians; all of it took {:.0} minutes. Tables are emptied before each run.\n\
          - Unless a table says otherwise: 4 clients of pgbench with prepared statements, `fsync = on`, `synchronous_commit = off` \
            (so that what is compared is work, not one disk), no autovacuum, no checkpoint during a run.\n\
-         - Bytes and rows are for each transaction, business row included. CPU instructions are {counters}.\n",
+         - CPU time (of the server's backends), bytes and rows are for each transaction, business row included. Instructions are {counters}.\n",
         after_colon(&cpu_info, "model name"),
         memory / 1e6,
         said("uname", "-r").split('-').next().unwrap_or_default(),
