@@ -2,7 +2,7 @@
 //! noisy machine. `make bench` runs it and writes `benches/results.md` with its plots.
 //!
 //! Environment: `QUICK=1` runs everything once and briefly, to see that it works; `SCALE=full` adds ten million live keys;
-//! `SECONDS_A_RUN`, `ROUNDS`; `BENCH_OUT`, the folder for the results.
+//! `SECONDS_A_RUN`, `ROUNDS` (short runs and many turns: a machine that others use too is fast and slow for seconds); `BENCH_OUT`, the folder for the results.
 
 mod clients;
 mod load;
@@ -41,7 +41,7 @@ impl Options {
         Options {
             quick,
             full_scale: set("SCALE").is_some_and(|value| value == "full"),
-            seconds: number("SECONDS_A_RUN", 2),
+            seconds: number("SECONDS_A_RUN", 1),
             rounds: if quick { 1 } else { number("ROUNDS", 5) as usize },
             out,
         }

@@ -183,7 +183,7 @@ fn machine(bench: &Bench, elapsed: Duration) -> String {
     format!(
         "- Machine: {cores} cores ({}), {:.0} GB of memory, Linux {}; load generator and servers share it.\n\
          - PostgreSQL {version}, Redis {redis}, {}; Unix sockets everywhere.\n\
-         - {} s a run, {} rounds in turn, medians; all of it took {:.0} minutes. Tables are emptied before each run.\n\
+         - {} s a run, {} rounds in turn (fresh transactions and replays {}), medians; all of it took {:.0} minutes. Tables are emptied before each run.\n\
          - Unless a table says otherwise: 4 clients of pgbench with prepared statements, `fsync = on`, `synchronous_commit = off` \
            (so that what is compared is work, not one disk), no autovacuum, no checkpoint during a run.\n\
          - CPU time (of the server's backends), bytes and rows are for each transaction, business row included. Instructions are {counters}.\n",
@@ -193,6 +193,7 @@ fn machine(bench: &Bench, elapsed: Duration) -> String {
         said("rustc", "--version"),
         bench.options.seconds,
         bench.options.rounds,
+        bench.options.rounds * 2 + 3,
         elapsed.as_secs_f64() / 60.0,
     )
 }

@@ -78,7 +78,7 @@ fn fresh(bench: &Bench, report: &mut Report) {
         Load::new("advisory lock and table", "fresh_advisory").check(EACH_WRITTEN),
         Load::new("claim, commit, complete", "fresh_library").check(EACH_WRITTEN),
     ];
-    let samples = bench.compare_rounds(&loads, bench.options.rounds + 2);
+    let samples = bench.compare_rounds(&loads, bench.options.rounds * 2 + 3);
     report.table(Columns::Written, 3, &labels(&loads), &samples);
     report.plot("fresh", "Fresh transactions a second", &bars(&loads, &samples, |s| s.rate));
     report.plot(
@@ -141,7 +141,7 @@ fn replay(bench: &Bench, report: &mut Report) {
         Load::new("SELECT first", "replay_lookup").setup(&handwritten),
         Load::new("PL/pgSQL pair", "replay_pair").setup(&a_thousand("pair_begin", "pair_complete")),
     ];
-    let samples = bench.compare_rounds(&loads, bench.options.rounds + 2);
+    let samples = bench.compare_rounds(&loads, bench.options.rounds * 2 + 3);
     report.table(Columns::Written, 1, &labels(&loads), &samples);
     report.plot("replay", "Replays a second", &bars(&loads, &samples, |s| s.rate));
     report.at_least("replay / SELECT 1", samples[1].rate / samples[0].rate, 0.85);
