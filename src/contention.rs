@@ -4,12 +4,13 @@
 //! at the name at this moment, and a look can still tell something: a finished record, a live lease.
 //! If it tells nothing, the other is an open transaction, which is the answer, unless it ended just
 //! now; so the lock is tried once more. Or it is a caller who holds a key's lock, in share mode, just
-//! for a look of its own: then nobody holds the key, and the lock is tried until it can be had. A lock that led to
-//! nothing is given back at once.
+//! for a look of its own: then nobody holds the key, and the lock is tried until it can be had. A
+//! lock that led to nothing is given back at once.
 //!
 //! A caller with patience queues for the lock while an open transaction has it exclusively, and
 //! sleeps while a lease runs: registered on the wake tag first, then one more look, then sleep (see
-//! `pg::lock`).
+//! `pg::lock`). Whether another is about to change the lease is asked *before* that look: asked after
+//! it, a change that commits in between would be slept through.
 
 use crate::pg;
 use crate::pg::lock::{self, Mode, Tried};
