@@ -7,7 +7,7 @@ CREATE FUNCTION work(request jsonb) RETURNS jsonb LANGUAGE sql BEGIN ATOMIC
 END;
 
 -- The floor: the row that idem writes, in a table like idem's.
-CREATE TABLE finished (LIKE idem_completed INCLUDING ALL);
+CREATE TABLE finished (LIKE idem_segment_0 INCLUDING ALL);
 
 -- Hand-written SQL.
 CREATE TABLE handwritten (

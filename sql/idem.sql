@@ -41,7 +41,10 @@ COMMENT ON COLUMN idem_claims.owner IS 'Whose claim it is; NULL: anybody''s.';
 COMMENT ON COLUMN idem_claims.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
 COMMENT ON COLUMN idem_claims.checkpoint IS 'How far the work has come, for the next attempt.';
 
-CREATE TABLE idem_completed (
+-- Finished records: a ring of segments, insert only. One of them is the current one; each is emptied as a
+-- whole when its bound has passed, so vacuum is not told of inserts. idem_long has the records that outlive the bound.
+
+CREATE TABLE idem_segment_0 (
     digest       uuid        PRIMARY KEY,
     token        uuid        NOT NULL,
     created_at   timestamptz NOT NULL,
@@ -54,17 +57,67 @@ CREATE TABLE idem_completed (
     fingerprint  bytea,
     result       jsonb,
     body         bytea
+) WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+COMMENT ON COLUMN idem_segment_0.digest IS 'First 16 bytes of SHA-256 over scope and key.';
+COMMENT ON COLUMN idem_segment_0.token IS 'Token of the claim that completed the key.';
+COMMENT ON COLUMN idem_segment_0.created_at IS 'When the key was first claimed.';
+COMMENT ON COLUMN idem_segment_0.expires_at IS 'End of the ttl; from then on the record counts as absent.';
+COMMENT ON COLUMN idem_segment_0.attempt IS 'Number of the attempt that finished.';
+COMMENT ON COLUMN idem_segment_0.owner IS 'Whose record it is; NULL: anybody''s.';
+COMMENT ON COLUMN idem_segment_0.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+
+CREATE TABLE idem_segment_1 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_2 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_3 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_4 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_5 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_6 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_7 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE TABLE idem_long (LIKE idem_segment_0 INCLUDING ALL);
+CREATE INDEX idem_long_expires_at ON idem_long (expires_at);
+
+COMMENT ON TABLE idem_segment_0 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_1 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_2 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_3 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_4 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_5 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_6 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_7 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_long IS
+    'Finished records that outlive the current segment, deleted one by one.';
+
+CREATE TABLE idem_ring (
+    turn       bigint      PRIMARY KEY,
+    started_at timestamptz NOT NULL,
+    bound      timestamptz NOT NULL
 );
 
-COMMENT ON TABLE idem_completed IS
-    'Finished records: one row a key, inserted in the transaction of the effect, counting until expires_at.';
-COMMENT ON COLUMN idem_completed.digest IS 'First 16 bytes of SHA-256 over scope and key.';
-COMMENT ON COLUMN idem_completed.token IS 'Token of the claim that completed the key.';
-COMMENT ON COLUMN idem_completed.created_at IS 'When the key was first claimed.';
-COMMENT ON COLUMN idem_completed.expires_at IS 'End of the ttl; from then on the record counts as absent.';
-COMMENT ON COLUMN idem_completed.attempt IS 'Number of the attempt that finished.';
-COMMENT ON COLUMN idem_completed.owner IS 'Whose record it is; NULL: anybody''s.';
-COMMENT ON COLUMN idem_completed.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+COMMENT ON TABLE idem_ring IS
+    'Which segment is written to: the one of the highest turn, turn modulo 8. Written by idem_purge.';
+COMMENT ON COLUMN idem_ring.turn IS 'Number of the turn; its segment is idem_segment_(turn modulo 8).';
+COMMENT ON COLUMN idem_ring.started_at IS 'When the segment became the current one.';
+COMMENT ON COLUMN idem_ring.bound IS 'What is written to the segment expires by then; it is emptied afterwards.';
+
+-- As idem_purge would, with the default of idem.ttl. Other turns are dumped, this one is made anew.
+INSERT INTO idem_ring VALUES (0, pg_catalog.clock_timestamp(), pg_catalog.clock_timestamp() + interval '42 hours');
 
 CREATE TABLE idem_locks (
     digest      uuid        PRIMARY KEY,
@@ -84,14 +137,34 @@ COMMENT ON COLUMN idem_locks.digest IS 'First 16 bytes of SHA-256 over scope and
 COMMENT ON COLUMN idem_locks.token IS 'Proves the holder; NULL when the lock is unlocked.';
 COMMENT ON COLUMN idem_locks.fence IS 'Number of the last grant, rising with each.';
 COMMENT ON COLUMN idem_locks.acquired_at IS 'When the lock was last taken.';
-COMMENT ON COLUMN idem_locks.expires_at IS 'End of the last lease; from then on the lock is free.';
+COMMENT ON COLUMN idem_locks.expires_at IS 'End of the last lease, or when it was unlocked; from then on the lock is free.';
 COMMENT ON COLUMN idem_locks.ttl IS 'The ttl as given; lock_extend repeats it.';
 COMMENT ON COLUMN idem_locks.holder IS 'What the holder calls itself.';
 
+CREATE TABLE idem_floors (
+    fence     bigint      PRIMARY KEY,
+    purged_at timestamptz NOT NULL
+);
+
+COMMENT ON TABLE idem_floors IS
+    'What is left of purged rows of idem_locks: no fence is given at or below the highest of these.';
+COMMENT ON COLUMN idem_floors.fence IS 'The highest fence of the rows that a purge removed.';
+COMMENT ON COLUMN idem_floors.purged_at IS 'When it did.';
+
 -- pg_dump takes the rows along: a restored database replays what the dumped one had completed.
 SELECT pg_catalog.pg_extension_config_dump('idem_claims', '');
-SELECT pg_catalog.pg_extension_config_dump('idem_completed', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_0', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_1', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_2', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_3', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_4', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_5', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_6', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_7', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_long', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_ring', 'WHERE turn > 0');
 SELECT pg_catalog.pg_extension_config_dump('idem_locks', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_floors', '');
 
 -- Idempotency keys -------------------------------------------------------------------------------
 
@@ -230,6 +303,13 @@ AS 'MODULE_PATHNAME', 'idem_forget';
 COMMENT ON FUNCTION idem_forget(text, text) IS
     'Administration: removes whatever is under a key, completed or not, so that it can run again. False if there is nothing.';
 
+CREATE FUNCTION idem_purge(max_rows integer = 10000) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_purge';
+
+COMMENT ON FUNCTION idem_purge(integer) IS
+    'Administration: removes expired records, claims abandoned and locks idle for idem.ttl: segments of records as a whole, and at most max_rows rows one by one. Returns how many rows were reclaimed. Waits for nobody; what is in use is left for the next call. Call it in a transaction of its own, every minute or so.';
+
 -- Keys and fingerprints of several parts. Their encodings are frozen: stored records depend on them.
 
 CREATE FUNCTION idem_fingerprint(VARIADIC parts text[]) RETURNS bytea
@@ -349,6 +429,61 @@ AS 'MODULE_PATHNAME', 'lock_acquire_xact';
 COMMENT ON FUNCTION lock_acquire_xact(text, interval, text) IS
     'As lock_try_xact, but waits up to wait (NULL: until the lock is taken).';
 
+-- Views ------------------------------------------------------------------------------------------
+
+CREATE VIEW idem_records AS
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'in_progress' ELSE 'abandoned' END AS state, owner,
+    attempt, created_at, NULL::timestamptz AS completed_at, expires_at, NULL::bigint AS result_size
+FROM idem_claims
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_0
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_1
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_2
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_3
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_4
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_5
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_6
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_segment_7
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+FROM idem_long;
+
+COMMENT ON VIEW idem_records IS
+    'All records, wherever they are kept: state is in_progress, abandoned (its lease is over), completed or expired (not purged yet); result_size is the bytes of result::text plus body. Claims of open transactions are not records yet.';
+
 -- Privileges -------------------------------------------------------------------------------------
 --
 -- PUBLIC gets nothing. The functions read and write the tables themselves, so a granted role needs
@@ -420,7 +555,10 @@ $$;
 COMMENT ON FUNCTION idem_revoke(regrole) IS
     'Takes back what idem_grant gave, but for USAGE on the schema, which may serve others.';
 
-REVOKE ALL ON TABLE idem_claims, idem_completed, idem_locks FROM PUBLIC;
+REVOKE ALL ON TABLE
+    idem_claims, idem_segment_0, idem_segment_1, idem_segment_2, idem_segment_3, idem_segment_4, idem_segment_5, idem_segment_6, idem_segment_7, idem_long, idem_ring,
+    idem_locks, idem_floors, idem_records
+FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     idem_begin(text, bytea, text, text, interval, interval, boolean),
     idem_complete(text, jsonb, bytea, uuid, text, interval),
@@ -431,6 +569,7 @@ REVOKE ALL ON FUNCTION
     idem_once(text, text, interval, interval),
     idem_get(text, text, text),
     idem_forget(text, text),
+    idem_purge(integer),
     idem_fingerprint(text[]),
     idem_fingerprint_json(jsonb),
     idem_compose_key(text[]),

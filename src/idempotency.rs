@@ -69,15 +69,23 @@ pub fn begin(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Be
     let begun = contend(&key.identity, claiming.wait, |tried| {
         let locked = tried != Tried::Busy;
         let storage = Storage::open(function, if locked { Access::Write } else { Access::Read })?;
-        let found = storage.find(key, Look::Newest)?;
-        let (decision, now) = decide(found.as_ref(), claiming)?;
-        if let (true, Decision::Acquire { attempt }) = (locked, decision) {
-            let answer = acquire(&storage, key, claiming, attempt, found.as_ref())?;
-            storage.close(true);
-            return Ok(Seen::Answer { answer, keep_lock: true });
+        loop {
+            let found = storage.find(key, Look::Newest)?;
+            let (decision, now) = decide(found.as_ref(), claiming)?;
+            let Decision::Acquire { attempt } = decision else {
+                storage.close(false);
+                return Ok(seen(decision, found, now));
+            };
+            if !locked {
+                storage.close(false);
+                return Ok(seen(decision, found, now));
+            }
+            // Unless what is to be taken over was purged meanwhile: then look again.
+            if let Some(answer) = acquire(&storage, key, claiming, attempt, found.as_ref())? {
+                storage.close(true);
+                return Ok(Seen::Answer { answer, keep_lock: true });
+            }
         }
-        storage.close(false);
-        Ok(seen(decision, found, now))
     })?;
     Ok(begun.unwrap_or_else(|Busy { lease }| Begun::InProgress {
         lease_end: lease.map(|lease| lease.end),
@@ -143,14 +151,15 @@ fn seen(decision: Decision, found: Option<Found>, now: Moment) -> Seen<Begun> {
     Seen::Answer { answer, keep_lock: false }
 }
 
-/// Makes the claim; the key's lock is held and stays held until the transaction ends.
+/// Makes the claim; the key's lock is held and stays held until the transaction ends. `None` if the claim that was
+/// to be taken over is gone.
 fn acquire(
     storage: &Storage,
     key: &Key,
     claiming: &Claiming,
     attempt: i32,
     found: Option<&Found>,
-) -> Result<Begun, Error> {
+) -> Result<Option<Begun>, Error> {
     let (token, now) = (pg::new_token(), pg::now());
     let owner = claiming.owner.as_deref().map(Varlena::new);
     let mut claim = StoredClaim {
@@ -171,7 +180,9 @@ fn acquire(
         claim.checkpoint = taken.checkpoint;
     }
     if claiming.lease.is_some() {
-        storage.put_claim(key, &claim, found)?;
+        if !storage.put_claim(key, &claim, found)? {
+            return Ok(None);
+        }
         pg::force_sync_commit();
     }
     xact::claim(Claim {
@@ -185,7 +196,7 @@ fn acquire(
         stale_row: claiming.lease.is_none() && found.is_some(),
     });
     let lease_end = claiming.lease.map(|_| claim.lease_end);
-    Ok(Begun::Acquired { token, attempt, lease_end, checkpoint: claim.checkpoint })
+    Ok(Some(Begun::Acquired { token, attempt, lease_end, checkpoint: claim.checkpoint }))
 }
 
 /// `idem_begin` repeated in the transaction that holds the key: the same claim again.
@@ -250,16 +261,18 @@ pub fn complete(
             let owner = claim.owner.as_deref().map(Varlena::new);
             let Claim { token, created_at, attempt, fingerprint, .. } = claim;
             let completer = Completer { token, created_at, attempt, fingerprint, owner };
-            put_completion(&storage, key, completion, completer);
+            put_completion(&storage, key, completion, completer)?;
             storage.close(true);
         }
         Holding::Open(Claim { token, .. }) | Holding::Stored(token) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, claim)) => {
-                    storage.remove(&found)?;
+                    if !storage.remove(&found)? {
+                        return Err(Error::ClaimLost(Lost::Absent));
+                    }
                     let StoredClaim { token, created_at, attempt, fingerprint, owner, .. } = claim;
                     let completer = Completer { token, created_at, attempt, fingerprint, owner };
-                    put_completion(&storage, key, completion, completer);
+                    put_completion(&storage, key, completion, completer)?;
                     storage.close(true);
                 }
                 Err(Lost::CompletedAlready) => return Ok(()),
@@ -280,7 +293,12 @@ struct Completer {
     owner: Option<Varlena>,
 }
 
-fn put_completion(storage: &Storage, key: &Key, completion: &Completion, completer: Completer) {
+fn put_completion(
+    storage: &Storage,
+    key: &Key,
+    completion: &Completion,
+    completer: Completer,
+) -> Result<(), Error> {
     let Completer { token, created_at, attempt, fingerprint, owner } = completer;
     let completed_at = pg::now();
     storage.put_completion(
@@ -296,7 +314,7 @@ fn put_completion(storage: &Storage, key: &Key, completion: &Completion, complet
             result: completion.result,
             body: completion.body,
         },
-    );
+    )
 }
 
 /// Gives the claim up, so that the next caller runs. False, and nothing changed, if the token (or,
@@ -316,8 +334,11 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
         Ok(Holding::Open(Claim { token, .. }) | Holding::Stored(token)) => {
             match own_stored_claim(function, key, &token, Mode::Exclusive)? {
                 Ok((storage, found, _)) => {
-                    storage.remove(&found)?;
+                    let removed = storage.remove(&found)?;
                     storage.close(true);
+                    if !removed {
+                        return Ok(false);
+                    }
                 }
                 Err(_) => return Ok(false),
             }
@@ -371,7 +392,9 @@ fn prolong(
         lock::wake(key.identity);
     }
     claim.checkpoint = checkpoint.or(claim.checkpoint);
-    storage.put_claim(key, &claim, Some(&found))?;
+    if !storage.put_claim(key, &claim, Some(&found))? {
+        return Err(Error::ClaimLost(Lost::Absent));
+    }
     pg::force_sync_commit();
     storage.close(true);
     Ok(claim.lease_end)
@@ -411,13 +434,13 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     }
     lock::announce_end(key.identity);
     let storage = Storage::open(function, Access::Write)?;
-    let found = storage.find(key, Look::Newest)?;
-    if let Some(found) = &found {
-        storage.remove(found)?;
-    }
+    let removed = match storage.find(key, Look::Newest)? {
+        Some(found) => storage.remove(&found)?,
+        None => false,
+    };
     storage.close(true);
     xact::end(&key.identity, End::Released);
-    Ok(held || found.is_some())
+    Ok(held || removed)
 }
 
 /// What is under the key once nobody else is about to change it; waits for that. The lock is held in

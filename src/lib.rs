@@ -11,6 +11,8 @@ mod leases;
 mod locks;
 mod operations;
 mod pg;
+mod purge;
+mod ring;
 mod settings;
 mod storage;
 

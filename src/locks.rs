@@ -15,7 +15,7 @@
 //! already, while a lease is running, can only be because it took that lease itself.
 
 use crate::contention::{self, Busy, Seen, Wait, contend};
-use crate::leases::{Found, Leases, StoredLease};
+use crate::leases::{self, Found, Leases, StoredLease};
 use crate::pg;
 use crate::pg::fmgr::Varlena;
 use crate::pg::lock::{self, Mode, Tried};
@@ -52,31 +52,39 @@ pub fn take(
     let taken = contend(&name.identity, wait, |tried| {
         let locked = tried != Tried::Busy;
         let leases = Leases::open(function, if locked { Access::Write } else { Access::Read })?;
-        let found = leases.find(name)?;
-        let now = pg::now();
-        let seen = match lease::take(found.as_ref().map(|found| &found.stored.lease), now) {
-            Take::Held { lease_end } => match found.map(|found| found.stored) {
-                Some(StoredLease { lease: Lease { token: Some(token), fence, .. }, .. })
-                    if tried == Tried::HeldBefore =>
-                {
-                    Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
+        let seen = loop {
+            let found = leases.find(name)?;
+            let now = pg::now();
+            let stored = found.as_ref().map(|found| &found.stored.lease);
+            match lease::take(stored, || leases::floor(function), now)? {
+                Take::Held { lease_end } => match found.map(|found| found.stored) {
+                    Some(StoredLease {
+                        lease: Lease { token: Some(token), fence, .. }, ..
+                    }) if tried == Tried::HeldBefore => {
+                        let answer = Grant { token, fence, lease_end };
+                        break Seen::Answer { answer, keep_lock: true };
+                    }
+                    stored => {
+                        seen_holder = stored.and_then(|stored| stored.holder);
+                        let left = lease_end - now;
+                        break Seen::Leased(contention::Lease { end: lease_end, left });
+                    }
+                },
+                Take::Free { fence } if locked => {
+                    let (token, lease_end) = (pg::new_token(), now + ttl);
+                    let lease = Lease { token: Some(token), fence, expires_at: lease_end };
+                    let row = StoredLease { lease, acquired_at: now, ttl, holder };
+                    // Unless the row was purged meanwhile: then look again, for the floor.
+                    if leases.put(name, &row, found.as_ref()) {
+                        pg::force_sync_commit();
+                        let answer = Grant { token, fence, lease_end };
+                        break Seen::Answer { answer, keep_lock: true };
+                    }
                 }
-                stored => {
-                    seen_holder = stored.and_then(|stored| stored.holder);
-                    Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
+                Take::Free { .. } => {
+                    seen_holder = None;
+                    break Seen::Nothing { stale: false };
                 }
-            },
-            Take::Free { fence } if locked => {
-                let (token, lease_end) = (pg::new_token(), now + ttl);
-                let lease = Lease { token: Some(token), fence, expires_at: lease_end };
-                let row = StoredLease { lease, acquired_at: now, ttl, holder };
-                leases.put(name, &row, found.as_ref());
-                pg::force_sync_commit();
-                Seen::Answer { answer: Grant { token, fence, lease_end }, keep_lock: true }
-            }
-            Take::Free { .. } => {
-                seen_holder = None;
-                Seen::Nothing { stale: false }
             }
         };
         leases.close(matches!(seen, Seen::Answer { .. }));
@@ -96,7 +104,10 @@ pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Re
         let found = leases.find(name)?;
         leases.close(false);
         let now = pg::now();
-        Ok(match (tried, lease::take(found.as_ref().map(|found| &found.stored.lease), now)) {
+        // No fence is given.
+        let no_floor = || Ok(0);
+        let take = lease::take(found.as_ref().map(|found| &found.stored.lease), no_floor, now)?;
+        Ok(match (tried, take) {
             (Tried::Taken, Take::Free { .. }) | (Tried::HeldBefore, _) => {
                 Seen::Answer { answer: (), keep_lock: true }
             }
@@ -126,6 +137,7 @@ pub fn extend(
         lock::wake(name.identity);
     }
     let row = StoredLease { lease: Lease { expires_at, ..lease }, acquired_at, ttl, holder };
+    // A purge leaves a row alone whose lease is running.
     leases.put(name, &row, Some(&found));
     pg::force_sync_commit();
     leases.close(true);
@@ -138,7 +150,7 @@ pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, E
         return Ok(false);
     };
     let StoredLease { lease, acquired_at, ttl, .. } = found.stored;
-    let lease = Lease { token: None, ..lease };
+    let lease = Lease { token: None, expires_at: pg::now().min(lease.expires_at), ..lease };
     leases.put(name, &StoredLease { lease, acquired_at, ttl, holder: None }, Some(&found));
     leases.close(true);
     Ok(true)

@@ -1,21 +1,29 @@
 //! Where records are kept: the one interface between what idem decides and how it is stored.
 //!
-//! There are two homes. *Claims* holds the open claims on a lease, updated in place. *Completed*
-//! holds finished records, insert only. A claim without a lease has no row at all until it is
-//! completed. At most one physical row exists per key over both homes: whoever holds the key's lock
-//! and replaces a row that counts no more removes it in the same transaction. The key's lock makes that true;
-//! inside each home the primary key on the digest would refuse a second one.
+//! There are three kinds of homes. *Claims* holds the open claims on a lease, updated in place. The *segments* hold
+//! finished records, insert only; one of them is the current one, the others are waiting for their end, when they are
+//! emptied as a whole (see `ring.rs`). *Long* holds finished records that outlive the current segment. A claim
+//! without a lease has no row at all until it is completed.
+//!
+//! At most one physical row exists per key over all homes: whoever holds the key's lock and replaces a
+//! row that counts no more removes it in the same transaction. The key's lock makes that true; inside each
+//! home the primary key on the digest would refuse a second one. Only a purge works without the key's lock: it
+//! removes what counts no more, if nobody is about to change it.
 //!
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
 use crate::pg::fmgr::{Value, Varlena};
 use crate::pg::table::{Access, Definition, Look, Row, Table, View};
+use crate::pg::truncate::truncate;
+use crate::ring;
 use idem_core::decision::{Record, State};
 use idem_core::error::Error;
 use idem_core::identity::Identity;
+use idem_core::ring::SEGMENTS;
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys::{self, BuiltinOid::*};
-use std::cell::OnceCell;
+use std::cell::Cell;
+use std::ffi::CStr;
 
 /// A key or the name of a lock: as the caller gave it, and as it is stored and locked.
 pub struct Key {
@@ -40,7 +48,7 @@ mod claim {
     pub const CHECKPOINT: usize = 10;
 }
 
-/// The columns of `idem_completed`, in order (see sql/idem.sql).
+/// The columns of `idem_segment_0` and its like, in order (see sql/idem.sql).
 mod completed {
     pub const TOKEN: usize = 1;
     pub const CREATED_AT: usize = 2;
@@ -73,24 +81,60 @@ static CLAIMS: Definition = Definition {
     slot: 0,
 };
 
-static COMPLETED: Definition = Definition {
-    name: c"idem_completed",
-    columns: &[
-        UUIDOID,
-        UUIDOID,
-        TIMESTAMPTZOID,
-        TIMESTAMPTZOID,
-        TIMESTAMPTZOID,
-        INT4OID,
-        TEXTOID,
-        TEXTOID,
-        TEXTOID,
-        BYTEAOID,
-        JSONBOID,
-        BYTEAOID,
-    ],
-    slot: 1,
-};
+const fn of_completed(name: &'static CStr, slot: usize) -> Definition {
+    Definition {
+        name,
+        columns: &[
+            UUIDOID,
+            UUIDOID,
+            TIMESTAMPTZOID,
+            TIMESTAMPTZOID,
+            TIMESTAMPTZOID,
+            INT4OID,
+            TEXTOID,
+            TEXTOID,
+            TEXTOID,
+            BYTEAOID,
+            JSONBOID,
+            BYTEAOID,
+        ],
+        slot,
+    }
+}
+
+static LONG: Definition = of_completed(c"idem_long", 1);
+
+static SEGMENT: [Definition; SEGMENTS] = [
+    of_completed(c"idem_segment_0", 2),
+    of_completed(c"idem_segment_1", 3),
+    of_completed(c"idem_segment_2", 4),
+    of_completed(c"idem_segment_3", 5),
+    of_completed(c"idem_segment_4", 6),
+    of_completed(c"idem_segment_5", 7),
+    of_completed(c"idem_segment_6", 8),
+    of_completed(c"idem_segment_7", 9),
+];
+
+/// A table in which records are kept.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Home {
+    Claims,
+    Long,
+    Segment(usize),
+}
+
+/// How many homes there are.
+const HOMES: usize = 2 + SEGMENTS;
+
+impl Home {
+    fn definition(self) -> &'static Definition {
+        match self {
+            Home::Claims => &CLAIMS,
+            Home::Long => &LONG,
+            Home::Segment(segment) => &SEGMENT[segment],
+        }
+    }
+}
 
 /// A claim on a lease, as it is stored.
 #[derive(Clone, Copy)]
@@ -127,6 +171,7 @@ pub enum Stored {
 /// A record that was found, and where.
 pub struct Found {
     pub stored: Stored,
+    home: Home,
     row: Row,
 }
 
@@ -147,98 +192,105 @@ impl Found {
     }
 }
 
-/// The homes of all records, open for one call; the claims only once they are needed: a replay and the completion
-/// of a claim without a lease are not about them.
+/// The homes of all records, for one call: each is opened when it is needed, and closed at once after a look
+/// in which nothing was found.
 pub struct Storage {
     function: pg_sys::Oid,
-    access: Access,
-    claims: OnceCell<Table>,
-    completed: Table,
+    open: [Cell<Option<Table>>; HOMES],
 }
 
 impl Storage {
-    /// Opens the homes that lie in the schema of the SQL function `function`.
+    /// The homes that lie in the schema of the SQL function `function`. For a writer, the one that a finished record
+    /// goes to is locked.
     pub fn open(function: pg_sys::Oid, access: Access) -> Result<Storage, Error> {
-        let completed = Table::open(&COMPLETED, function, access)?;
-        Ok(Storage { function, access, claims: OnceCell::new(), completed })
-    }
-
-    fn claims(&self) -> Result<&Table, Error> {
-        if let Some(claims) = self.claims.get() {
-            return Ok(claims);
+        let storage = Storage { function, open: [const { Cell::new(None) }; HOMES] };
+        if access == Access::Write {
+            let current = ring::read(function)?.current();
+            storage
+                .home(current.map_or(Home::Long, |turn| Home::Segment(turn.segment())), access)?;
         }
-        let claims = Table::open(&CLAIMS, self.function, self.access)?;
-        Ok(self.claims.get_or_init(|| claims))
+        Ok(storage)
     }
 
-    /// Closes the homes; for a reader nothing stays locked.
+    /// The table of a home, which stays open.
+    fn home(&self, home: Home, access: Access) -> Result<Table, Error> {
+        let open = &self.open[home.definition().slot];
+        if let Some(table) = open.get() {
+            if access == Access::Write {
+                table.lock_for_writing();
+            }
+            return Ok(table);
+        }
+        let table = Table::open(home.definition(), self.function, access)?;
+        open.set(Some(table));
+        Ok(table)
+    }
+
+    /// Closes the homes. Those that were or will be written stay locked until the transaction ends, unless nothing was.
     pub fn close(self, keep_locks: bool) {
-        self.completed.close(keep_locks);
-        if let Some(claims) = self.claims.into_inner() {
-            claims.close(keep_locks);
+        for table in self.open {
+            if let Some(table) = table.get() {
+                table.close(keep_locks && table.is_for_writing());
+            }
         }
     }
 
     /// The record under `key`: without the key's lock, [`Look::Newest`] may miss one.
     pub fn find(&self, key: &Key, look: Look) -> Result<Option<Found>, Error> {
+        let segments = ring::read(self.function)?.newest_first();
         let view = View::open(look);
-        let found = self.find_in(key, &view, look);
+        let found = segments
+            .into_iter()
+            .map(Home::Segment)
+            .chain([Home::Long, Home::Claims])
+            .find_map(|home| self.find_in(home, key, &view, look).transpose());
         view.close();
-        found
+        found.transpose()
     }
 
-    fn find_in(&self, key: &Key, view: &View, look: Look) -> Result<Option<Found>, Error> {
-        let digest = &key.identity.digest;
-        if let Some(row) = self.completed.find(digest, view)? {
-            check_key(&row, key, completed::SCOPE, completed::KEY)?;
-            return Ok(Some(Found {
-                stored: Stored::Completed(StoredCompletion {
-                    token: row.token(completed::TOKEN)?,
-                    created_at: row.long(completed::CREATED_AT)?,
-                    completed_at: row.long(completed::COMPLETED_AT)?,
-                    expires_at: row.long(completed::EXPIRES_AT)?,
-                    attempt: row.int(completed::ATTEMPT)?,
-                    fingerprint: fingerprint(&row, completed::FINGERPRINT)?,
-                    owner: row.varlena(completed::OWNER),
-                    result: row.varlena(completed::RESULT),
-                    body: row.varlena(completed::BODY),
-                }),
-                row,
-            }));
-        }
-        let claims = self.claims()?;
-        // Where nobody uses leases. An ordinary read scans all the same, for its predicate lock.
-        if look == Look::Newest && claims.is_empty() {
+    fn find_in(
+        &self,
+        home: Home,
+        key: &Key,
+        view: &View,
+        look: Look,
+    ) -> Result<Option<Found>, Error> {
+        let open = &self.open[home.definition().slot];
+        let was_open = open.get().is_some();
+        let table = self.home(home, Access::Read)?;
+        // An ordinary read scans an empty table all the same, for its predicate lock.
+        let row = match look == Look::Newest && table.is_empty() {
+            true => None,
+            false => table.find(&key.identity.digest, view)?,
+        };
+        let Some(row) = row else {
+            if !was_open {
+                open.set(None);
+                table.close(false);
+            }
             return Ok(None);
-        }
-        if let Some(row) = claims.find(digest, view)? {
-            check_key(&row, key, claim::SCOPE, claim::KEY)?;
-            return Ok(Some(Found {
-                stored: Stored::Claim(StoredClaim {
-                    token: row.token(claim::TOKEN)?,
-                    created_at: row.long(claim::CREATED_AT)?,
-                    lease_end: row.long(claim::EXPIRES_AT)?,
-                    lease: row.micros(claim::LEASE)?,
-                    attempt: row.int(claim::ATTEMPT)?,
-                    fingerprint: fingerprint(&row, claim::FINGERPRINT)?,
-                    owner: row.varlena(claim::OWNER),
-                    checkpoint: row.varlena(claim::CHECKPOINT),
-                }),
-                row,
-            }));
-        }
-        Ok(None)
+        };
+        let stored = match home {
+            Home::Claims => {
+                check_key(&row, key, claim::SCOPE, claim::KEY)?;
+                Stored::Claim(stored_claim(&row)?)
+            }
+            Home::Long | Home::Segment(_) => {
+                check_key(&row, key, completed::SCOPE, completed::KEY)?;
+                Stored::Completed(stored_completion(&row)?)
+            }
+        };
+        Ok(Some(Found { stored, home, row }))
     }
 
     /// Stores a claim on a lease in place of what was found under the key. The lock of the key is
-    /// held.
+    /// held. False, and nothing stored, if a purge has removed what was found.
     pub fn put_claim(
         &self,
         key: &Key,
         claim: &StoredClaim,
         replaced: Option<&Found>,
-    ) -> Result<(), Error> {
-        let claims = self.claims()?;
+    ) -> Result<bool, Error> {
         let values = [
             Value::Token(key.identity.digest),
             Value::Token(claim.token),
@@ -252,20 +304,20 @@ impl Storage {
             claim.fingerprint.as_ref().map(|f| Varlena::new(f)).into(),
             claim.checkpoint.into(),
         ];
-        match replaced {
-            Some(Found { stored: Stored::Claim(_), row }) => claims.update(row, &values),
-            Some(expired) => {
-                self.remove(expired)?;
-                claims.insert(&values);
-            }
-            None => claims.insert(&values),
+        let claims = self.home(Home::Claims, Access::Write)?;
+        if let Some(Found { stored: Stored::Claim(_), row, .. }) = replaced {
+            return Ok(claims.update(row, &values));
         }
-        Ok(())
+        if let Some(expired) = replaced {
+            self.remove(expired)?;
+        }
+        claims.insert(&values);
+        Ok(true)
     }
 
     /// Stores a finished record. Nothing else is stored under the key; its lock is held.
-    pub fn put_completion(&self, key: &Key, done: &StoredCompletion) {
-        self.completed.insert(&[
+    pub fn put_completion(&self, key: &Key, done: &StoredCompletion) -> Result<(), Error> {
+        self.home_until(done.expires_at)?.insert(&[
             Value::Token(key.identity.digest),
             Value::Token(done.token),
             Value::Moment(done.created_at),
@@ -279,16 +331,149 @@ impl Storage {
             done.result.into(),
             done.body.into(),
         ]);
-    }
-
-    /// Removes what was found. The lock of the key is held.
-    pub fn remove(&self, found: &Found) -> Result<(), Error> {
-        match found.stored {
-            Stored::Claim(_) => self.claims()?.delete(&found.row),
-            Stored::Completed(_) => self.completed.delete(&found.row),
-        }
         Ok(())
     }
+
+    /// The home of a record that expires then, locked for writing. A segment's turn is looked at again under its
+    /// lock: once it is emptied, nobody writes to it before its next turn.
+    fn home_until(&self, expires_at: Moment) -> Result<Table, Error> {
+        loop {
+            let turn = ring::read(self.function)?.current().filter(|turn| turn.takes(expires_at));
+            let Some(turn) = turn else {
+                return self.home(Home::Long, Access::Write);
+            };
+            let table = self.home(Home::Segment(turn.segment()), Access::Write)?;
+            if ring::read(self.function)?.current() == Some(turn) {
+                return Ok(table);
+            }
+        }
+    }
+
+    /// Removes what was found. The lock of the key is held. False if a purge has done it.
+    pub fn remove(&self, found: &Found) -> Result<bool, Error> {
+        Ok(self.home(found.home, Access::Write)?.delete(&found.row))
+    }
+}
+
+fn stored_claim(row: &Row) -> Result<StoredClaim, Error> {
+    Ok(StoredClaim {
+        token: row.token(claim::TOKEN)?,
+        created_at: row.long(claim::CREATED_AT)?,
+        lease_end: row.long(claim::EXPIRES_AT)?,
+        lease: row.micros(claim::LEASE)?,
+        attempt: row.int(claim::ATTEMPT)?,
+        fingerprint: fingerprint(row, claim::FINGERPRINT)?,
+        owner: row.varlena(claim::OWNER),
+        checkpoint: row.varlena(claim::CHECKPOINT),
+    })
+}
+
+fn stored_completion(row: &Row) -> Result<StoredCompletion, Error> {
+    Ok(StoredCompletion {
+        token: row.token(completed::TOKEN)?,
+        created_at: row.long(completed::CREATED_AT)?,
+        completed_at: row.long(completed::COMPLETED_AT)?,
+        expires_at: row.long(completed::EXPIRES_AT)?,
+        attempt: row.int(completed::ATTEMPT)?,
+        fingerprint: fingerprint(row, completed::FINGERPRINT)?,
+        owner: row.varlena(completed::OWNER),
+        result: row.varlena(completed::RESULT),
+        body: row.varlena(completed::BODY),
+    })
+}
+
+/// Deletes at most `limit` claims whose lease was over by `before`; says how many.
+pub fn purge_claims(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
+    let table = Table::open(&CLAIMS, function, Access::Write)?;
+    let mut deleted = 0;
+    table.scan(|row| {
+        if row.long(claim::EXPIRES_AT)? <= before && table.delete_unchanged(&row) {
+            deleted += 1;
+        }
+        Ok(deleted < limit)
+    })?;
+    table.close(deleted > 0);
+    Ok(deleted)
+}
+
+/// Deletes at most `limit` finished records outside the segments that had expired by `before`; says how many.
+pub fn purge_long(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
+    let table = Table::open(&LONG, function, Access::Write)?;
+    let mut deleted = 0;
+    if !table.is_empty() {
+        table.scan_until(completed::EXPIRES_AT, before, |row| {
+            deleted += u64::from(table.delete_unchanged(&row));
+            Ok(deleted < limit)
+        })?;
+    }
+    table.close(deleted > 0);
+    Ok(deleted)
+}
+
+/// How a segment stands.
+pub struct Segment {
+    /// Bytes of its rows, without what lies outside them.
+    pub bytes: u64,
+    /// It is read through in no time, and nothing in it counts.
+    pub worthless: bool,
+}
+
+/// A segment of at most so many blocks is read through to see whether anything in it counts: where there is little
+/// traffic, records need not wait for their segment's bound.
+const FEW_BLOCKS: u32 = 64;
+
+/// How `segment` stands; `None` if that cannot be told without waiting.
+pub fn examine_segment(
+    function: pg_sys::Oid,
+    segment: usize,
+    now: Moment,
+) -> Result<Option<Segment>, Error> {
+    let Some(table) = Table::try_open(&SEGMENT[segment], function, Access::Read)? else {
+        return Ok(None);
+    };
+    let bytes = u64::from(table.blocks()) * u64::from(pg_sys::BLCKSZ);
+    let worthless = bytes > 0 && worthless_rows(&table, now)?.is_some();
+    table.close(false);
+    Ok(Some(Segment { bytes, worthless }))
+}
+
+/// How many rows a small table has, if none of them counts.
+fn worthless_rows(table: &Table, now: Moment) -> Result<Option<u64>, Error> {
+    if table.blocks() > FEW_BLOCKS {
+        return Ok(None);
+    }
+    let mut rows = Some(0);
+    table.scan(|row| {
+        rows =
+            if row.long(completed::EXPIRES_AT)? <= now { rows.map(|rows| rows + 1) } else { None };
+        Ok(rows.is_some())
+    })?;
+    Ok(rows)
+}
+
+/// Empties `segment` if nobody else is at it; says how many rows it had, estimated if they are many. With `over`, nothing
+/// in it counts any more; else that is looked at once more, now that nobody can write to it.
+pub fn empty_segment(
+    function: pg_sys::Oid,
+    segment: usize,
+    over: bool,
+    now: Moment,
+) -> Result<Option<u64>, Error> {
+    truncate(&SEGMENT[segment], function, |table| {
+        let rows = worthless_rows(table, now)?;
+        Ok(if over { rows.or_else(|| Some(table.estimated_rows())) } else { rows })
+    })
+}
+
+/// Has nobody look into the empty `segment` or write to it before this transaction ends, so that its turn can begin.
+/// False if it is not empty or somebody is at it.
+pub fn reserve_segment(function: pg_sys::Oid, segment: usize) -> Result<bool, Error> {
+    let Some(table) = Table::try_open(&SEGMENT[segment], function, Access::Alone)? else {
+        return Ok(false);
+    };
+    let empty = table.is_empty();
+    table.close(empty);
+    Ok(empty)
 }
 
 /// The digest stands for scope and key; should two pairs ever share one, that is an error and never

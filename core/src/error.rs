@@ -14,6 +14,8 @@ pub enum Error {
     TooLong { argument: &'static str, bytes: usize },
     /// 22023: a duration outside its range.
     Duration { argument: &'static str, range: &'static str },
+    /// 22023: a number outside its range.
+    Count { argument: &'static str, range: &'static str },
     /// 22023: `idem_begin` repeated by the holder with another lease.
     OtherLease,
     /// 22023: extending a claim that has no lease.
@@ -119,6 +121,7 @@ impl Error {
             Error::Empty { .. }
             | Error::TooLong { .. }
             | Error::Duration { .. }
+            | Error::Count { .. }
             | Error::OtherLease
             | Error::NoLease
             | Error::NoParts
@@ -146,7 +149,9 @@ impl Error {
             Error::Null { argument } => format!("{argument} must not be NULL"),
             Error::Empty { argument } => format!("{argument} must not be empty"),
             Error::TooLong { argument, .. } => format!("{argument} is too long"),
-            Error::Duration { argument, range } => format!("{argument} must be {range}"),
+            Error::Duration { argument, range } | Error::Count { argument, range } => {
+                format!("{argument} must be {range}")
+            }
             Error::OtherLease => {
                 "this transaction holds the key already, with another lease".to_string()
             }

@@ -1,4 +1,4 @@
-//! How long the texts that name things may be.
+//! How long the texts that name things may be, and how large numbers.
 
 use crate::error::Error;
 
@@ -22,6 +22,15 @@ pub fn label<'a>(argument: &'static str, bytes: &'a [u8]) -> Result<&'a [u8], Er
     Ok(bytes)
 }
 
+/// A number of rows: above 0. Else 22023; NULL (`None`) is 22004.
+pub fn rows(argument: &'static str, given: Option<i32>) -> Result<u64, Error> {
+    let given = given.ok_or(Error::Null { argument })?;
+    u64::try_from(given)
+        .ok()
+        .filter(|rows| *rows > 0)
+        .ok_or(Error::Count { argument, range: "greater than 0" })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,6 +42,14 @@ mod tests {
         assert!(name("key", Some(&[b'k'; 1])).is_ok());
         assert!(name("key", Some(&[b'k'; 1024])).is_ok());
         assert_eq!(name("key", Some(&[b'k'; 1025])).unwrap_err().sqlstate(), "22023");
+    }
+
+    #[test]
+    fn a_number_of_rows_is_above_0() {
+        assert_eq!(rows("max_rows", None).unwrap_err().sqlstate(), "22004");
+        assert_eq!(rows("max_rows", Some(0)).unwrap_err().sqlstate(), "22023");
+        assert_eq!(rows("max_rows", Some(i32::MIN)).unwrap_err().sqlstate(), "22023");
+        assert_eq!(rows("max_rows", Some(1)), Ok(1));
     }
 
     #[test]

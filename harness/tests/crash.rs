@@ -109,7 +109,7 @@ fn judge(server: &Server, synchronous: &str, round: usize, told: &Told) {
         .query(
             "SELECT format('%s: %s payments, %s, result %s', coalesce(p.key, c.key), p.n, p.nonce, c.result)
              FROM (SELECT key, count(*) AS n, min(nonce) AS nonce FROM payments GROUP BY key) AS p
-             FULL JOIN idem_completed AS c ON c.key = p.key
+             FULL JOIN idem_segment_0 AS c ON c.key = p.key
              WHERE p.n IS DISTINCT FROM 1 OR c.result IS DISTINCT FROM jsonb_build_object('nonce', p.nonce)",
             &[],
         )
@@ -131,7 +131,7 @@ fn judge(server: &Server, synchronous: &str, round: usize, told: &Told) {
     // A record may have moved on (taken over, completed), never back.
     let attempts: HashMap<String, i32> = admin
         .query(
-            "SELECT key, attempt FROM idem_claims UNION ALL SELECT key, attempt FROM idem_completed",
+            "SELECT key, attempt FROM idem_claims UNION ALL SELECT key, attempt FROM idem_segment_0",
             &[],
         )
         .unwrap()
@@ -146,7 +146,7 @@ fn judge(server: &Server, synchronous: &str, round: usize, told: &Told) {
         );
     }
     assert_eq!(our_locks(&mut admin), 0);
-    let both = "SELECT count(*) FROM idem_claims JOIN idem_completed USING (digest)";
+    let both = "SELECT count(*) FROM idem_claims JOIN idem_segment_0 USING (digest)";
     assert_eq!(number(&mut admin, both), 0, "one record per key");
 }
 

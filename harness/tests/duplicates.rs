@@ -169,7 +169,7 @@ fn an_expired_result_is_replaced_once() {
         }
     }
     assert_eq!(
-        number(&mut db.admin(), "SELECT count(*) FROM idem_completed"),
+        number(&mut db.admin(), "SELECT count(*) FROM idem_segment_0"),
         8,
         "what had expired is gone"
     );
@@ -325,7 +325,7 @@ fn under_random_rollbacks_releases_and_savepoints_completed_means_exactly_one_ro
         .query(
             "SELECT coalesce(a.key, c.key), a.n, a.nonce, c.result::text
              FROM (SELECT key, count(*) AS n, min(nonce) AS nonce FROM attempts GROUP BY key) AS a
-             FULL JOIN idem_completed AS c ON c.key = a.key
+             FULL JOIN idem_segment_0 AS c ON c.key = a.key
              WHERE a.n IS DISTINCT FROM 1 OR c.result IS DISTINCT FROM jsonb_build_object('nonce', a.nonce)",
             &[],
         )

@@ -61,7 +61,7 @@ fn digest(db: &TestDb, scope: &str, key: &str) -> String {
         let mut admin = db.admin();
         let stored = admin
             .query_one(
-                "SELECT digest::text FROM idem_completed WHERE key = $1 AND scope = $2",
+                "SELECT digest::text FROM idem_segment_0 WHERE key = $1 AND scope = $2",
                 &[&key, &scope],
             )
             .unwrap();

@@ -225,7 +225,7 @@ fn serializable_transactions_with_different_keys_never_fail_because_of_idem() {
     });
     assert_eq!(failed, 0);
     let mut admin = db.admin();
-    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_completed"), 2 * 8 * 60);
+    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_segment_0"), 2 * 8 * 60);
 }
 
 #[test]

@@ -58,7 +58,7 @@ fn five_thousand_keys_in_one_transaction_then_far_too_many() {
     let records = |admin: &mut Client| {
         number(
             admin,
-            "SELECT (SELECT count(*) FROM idem_completed) + (SELECT count(*) FROM idem_claims)",
+            "SELECT (SELECT count(*) FROM idem_segment_0) + (SELECT count(*) FROM idem_claims)",
         )
     };
 

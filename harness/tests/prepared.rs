@@ -98,7 +98,7 @@ fn rollback_prepared_frees_the_key() {
     run(&mut client, "ROLLBACK");
     assert_eq!(our_locks(&mut admin), 0);
     assert_eq!(payments(&mut admin), 0);
-    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_completed"), 0);
+    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_segment_0"), 0);
 }
 
 #[test]

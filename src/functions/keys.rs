@@ -7,6 +7,7 @@ use crate::operations;
 use crate::pg::fmgr::{Call, Shape, Value, Varlena};
 use crate::pg::user_function::UserFunction;
 use crate::pg::{json, prevent_unless_writable, to_utf8};
+use crate::purge;
 use crate::settings;
 use crate::storage::Stored;
 use idem_core::error::Error;
@@ -274,4 +275,12 @@ pub fn forget(call: &Call) -> Reply {
     let key = key(call, 1)?;
     let forgotten = idempotency::forget(call.function(), &key)?;
     Ok(call.value(Value::Bool(forgotten)))
+}
+
+/// `idem_purge(max_rows)`
+pub fn purge(call: &Call) -> Reply {
+    prevent_unless_writable(c"idem_purge()");
+    let max_rows = limits::rows("max_rows", call.int(0))?;
+    let reclaimed = purge::purge(call.function(), max_rows)?;
+    Ok(call.value(Value::Long(reclaimed as i64)))
 }

@@ -24,6 +24,7 @@ sql_functions! {
     idem_once(4) => keys::once;
     idem_get(3) => keys::get;
     idem_forget(2) => keys::forget;
+    idem_purge(1) => keys::purge;
     idem_fingerprint(1) => keys::fingerprint;
     idem_fingerprint_json(1) => keys::fingerprint_json;
     idem_compose_key(1) => keys::compose_key;

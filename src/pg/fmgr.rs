@@ -201,6 +201,10 @@ impl Call {
         })
     }
 
+    pub fn int(&self, index: usize) -> Option<i32> {
+        self.argument(index).map(|datum| datum.value() as i32)
+    }
+
     pub fn bool(&self, index: usize) -> Option<bool> {
         self.argument(index).map(|datum| datum.value() != 0)
     }

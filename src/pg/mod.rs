@@ -6,6 +6,7 @@
 //! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
 //! - [`trap`]: catching an error whole
 //! - [`table`]: reading and writing the extension's tables without SQL
+//! - [`truncate`]: emptying one of them as a whole
 //! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
 //!
 //! Two rules hold in all of them. A PostgreSQL error arrives as a Rust panic (pgrx or
@@ -18,6 +19,7 @@ pub mod json;
 pub mod lock;
 pub mod table;
 pub mod trap;
+pub mod truncate;
 pub mod user_function;
 pub mod xact;
 

@@ -25,7 +25,7 @@ use super::fmgr::{Value, Varlena};
 use super::lock::owned_by_transaction;
 use super::trap::trap;
 use idem_core::error::Error;
-use idem_core::{Micros, Token};
+use idem_core::{Micros, Moment, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
@@ -39,13 +39,17 @@ pub struct Definition {
 }
 
 /// How many tables there are: the places in the cache.
-pub const TABLES: usize = 3;
+pub const TABLES: usize = 13;
 
 /// What a table is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     Read = pg_sys::AccessShareLock as isize,
     Write = pg_sys::RowExclusiveLock as isize,
+    /// Nobody else has it open for this, or for more.
+    Maintain = pg_sys::ShareUpdateExclusiveLock as isize,
+    /// Nobody else has it open at all.
+    Alone = pg_sys::AccessExclusiveLock as isize,
 }
 
 /// What a look sees. See the head of the file.
@@ -81,11 +85,23 @@ thread_local! {
     /// The OIDs of the tables, as far as they are known.
     static OIDS: Cell<[pg_sys::Oid; TABLES]> = const { Cell::new([pg_sys::InvalidOid; TABLES]) };
     static WATCHING: Cell<bool> = const { Cell::new(false) };
+    static CHANGES: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A number that is another as soon as this session knows of a change of one of the tables. What others have changed it
+/// gets to know when it locks a table, or another lock was waited for.
+pub fn changes() -> u64 {
+    CHANGES.get()
 }
 
 unsafe extern "C-unwind" fn on_relcache_change(_: pg_sys::Datum, relation: pg_sys::Oid) {
     let all = relation == pg_sys::InvalidOid;
-    OIDS.set(OIDS.get().map(|oid| if all || oid == relation { pg_sys::InvalidOid } else { oid }));
+    let mut oids = OIDS.get();
+    for oid in oids.iter_mut().filter(|oid| all || **oid == relation) {
+        *oid = pg_sys::InvalidOid;
+        CHANGES.set(CHANGES.get() + 1);
+    }
+    OIDS.set(oids);
 }
 
 fn remember(table: &Definition, oid: pg_sys::Oid) {
@@ -143,30 +159,75 @@ unsafe fn has_columns(relation: pg_sys::Relation, types: &[pg_sys::BuiltinOid]) 
     }
 }
 
-/// An open table. It must be closed with [`Table::close`]; after an error PostgreSQL does that.
+/// An open table. It must be closed once with [`Table::close`]; after an error PostgreSQL does that.
+#[derive(Clone, Copy)]
 pub struct Table {
-    relation: pg_sys::Relation,
-    oid: pg_sys::Oid,
+    pub(super) relation: pg_sys::Relation,
+    pub(super) oid: pg_sys::Oid,
     access: Access,
 }
 
 impl Table {
     /// Opens and locks `table`, which lies in the schema of the SQL function `function`.
     pub fn open(table: &Definition, function: pg_sys::Oid, access: Access) -> Result<Table, Error> {
-        let mode = access as pg_sys::LOCKMODE;
+        let lock = |oid| {
+            // SAFETY: locking is by OID, and harmless if the table is gone.
+            unsafe { pg_sys::LockRelationOid(oid, access as pg_sys::LOCKMODE) };
+            true
+        };
+        Ok(Table::open_with(table, function, access, lock)?.expect("the lock is waited for"))
+    }
+
+    /// As [`Table::open`], but `None` if that needs waiting for others.
+    pub fn try_open(
+        table: &Definition,
+        function: pg_sys::Oid,
+        access: Access,
+    ) -> Result<Option<Table>, Error> {
+        // SAFETY: as for `open`.
+        let lock =
+            |oid| unsafe { pg_sys::ConditionalLockRelationOid(oid, access as pg_sys::LOCKMODE) };
+        Table::open_with(table, function, access, lock)
+    }
+
+    fn open_with(
+        table: &Definition,
+        function: pg_sys::Oid,
+        access: Access,
+        lock: impl Fn(pg_sys::Oid) -> bool,
+    ) -> Result<Option<Table>, Error> {
         loop {
             let oid = resolve(table, function)?;
-            // SAFETY: locking is by OID and harmless if the table is gone; it takes in pending
-            // invalidations, after which a cache that still knows the OID proves that it is not.
+            if !owned_by_transaction(|| lock(oid)) {
+                return Ok(None);
+            }
+            // SAFETY: locking takes in pending invalidations, after which a cache that still knows
+            // the OID proves that the table is there.
             unsafe {
-                owned_by_transaction(|| pg_sys::LockRelationOid(oid, mode));
                 if OIDS.get()[table.slot] == oid {
                     let relation = pg_sys::table_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
-                    return Ok(Table { relation, oid, access });
+                    return Ok(Some(Table { relation, oid, access }));
                 }
+                let mode = access as pg_sys::LOCKMODE;
                 owned_by_transaction(|| pg_sys::UnlockRelationOid(oid, mode));
             }
         }
+    }
+
+    /// Locks a table that was opened for reading for writing too, until the transaction ends.
+    pub fn lock_for_writing(&self) {
+        if self.access == Access::Read {
+            // SAFETY: the relation is open.
+            unsafe {
+                let mode = Access::Write as pg_sys::LOCKMODE;
+                owned_by_transaction(|| pg_sys::LockRelationOid(self.oid, mode));
+            }
+        }
+    }
+
+    /// Whether it was opened to be written.
+    pub fn is_for_writing(&self) -> bool {
+        self.access == Access::Write
     }
 
     /// Closes the table. Its lock stays until the transaction ends if it was or will be written.
@@ -181,13 +242,30 @@ impl Table {
         }
     }
 
+    /// How many blocks of [`pg_sys::BLCKSZ`] bytes the rows take, without what lies outside them.
+    pub fn blocks(&self) -> u32 {
+        // SAFETY: the relation is open.
+        unsafe {
+            pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM)
+        }
+    }
+
     /// Whether the table has not a single block, and so no row: much cheaper to ask than to scan its index.
     pub fn is_empty(&self) -> bool {
-        // SAFETY: the relation is open.
-        let blocks = unsafe {
-            pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM)
+        self.blocks() == 0
+    }
+
+    /// About how many rows it has: what the statistics count.
+    pub fn estimated_rows(&self) -> u64 {
+        // SAFETY: a built-in function of one oid, which returns a bigint.
+        let rows = unsafe {
+            pg_sys::OidFunctionCall1Coll(
+                pg_sys::Oid::from(pg_sys::F_PG_STAT_GET_LIVE_TUPLES),
+                pg_sys::InvalidOid,
+                pg_sys::Datum::from(self.oid),
+            )
         };
-        blocks == 0
+        (rows.value() as i64).max(0) as u64
     }
 
     /// The row whose first column is `digest`.
@@ -217,6 +295,76 @@ impl Table {
         }
     }
 
+    /// Shows `visit` the rows, as long as it says so: the newest state of each. A row that is updated meanwhile
+    /// may be shown twice or not at all.
+    pub fn scan(&self, visit: impl FnMut(Row) -> Result<bool, Error>) -> Result<(), Error> {
+        // SAFETY: an invalid index means the table itself.
+        unsafe { self.scan_by(pg_sys::InvalidOid, &mut [], visit) }
+    }
+
+    /// As [`Table::scan`], but only rows whose `column` (a timestamptz with an index of its own) is at most `until`.
+    pub fn scan_until(
+        &self,
+        column: usize,
+        until: Moment,
+        visit: impl FnMut(Row) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        let number = column as pg_sys::AttrNumber + 1;
+        let mut key = pg_sys::ScanKeyData::default();
+        // SAFETY: the scan key is a local; the index was found among those of the relation.
+        unsafe {
+            let Some(index) = index_on(self.relation, number) else {
+                return Err(Error::OtherVersion {
+                    found: "A table of the extension has lost an index.",
+                });
+            };
+            pg_sys::ScanKeyInit(
+                &mut key,
+                number,
+                pg_sys::BTLessEqualStrategyNumber as pg_sys::StrategyNumber,
+                pg_sys::Oid::from(pg_sys::F_TIMESTAMPTZ_LE),
+                pg_sys::Datum::from(until),
+            );
+            self.scan_by(index, std::slice::from_mut(&mut key), visit)
+        }
+    }
+
+    /// # Safety
+    /// `index` is one of the table's that serves the keys, or there are none and it is invalid.
+    unsafe fn scan_by(
+        &self,
+        index: pg_sys::Oid,
+        keys: &mut [pg_sys::ScanKeyData],
+        mut visit: impl FnMut(Row) -> Result<bool, Error>,
+    ) -> Result<(), Error> {
+        // SAFETY: the relation is open; each tuple is copied before the next one is fetched.
+        unsafe {
+            let scan = pg_sys::systable_beginscan(
+                self.relation,
+                index,
+                index != pg_sys::InvalidOid,
+                &raw mut pg_sys::SnapshotSelfData,
+                keys.len() as i32,
+                keys.as_mut_ptr(),
+            );
+            loop {
+                super::check_for_interrupts();
+                let tuple = pg_sys::systable_getnext(scan);
+                if tuple.is_null() {
+                    break;
+                }
+                let copy = pg_sys::heap_copytuple(tuple);
+                let goes_on = visit(self.row(copy))?;
+                pg_sys::pfree(copy.cast());
+                if !goes_on {
+                    break;
+                }
+            }
+            pg_sys::systable_endscan(scan);
+        }
+        Ok(())
+    }
+
     /// # Safety
     /// `tuple` is a tuple of this table in memory that outlives the call in progress.
     unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
@@ -241,24 +389,59 @@ impl Table {
     }
 
     /// Replaces `row`, keeping columns that an administrator added; in place (HOT) as long as no
-    /// indexed column changes.
-    pub fn update(&self, row: &Row, values: &[Value]) {
+    /// indexed column changes. False if somebody (a purge) has removed the row; waits for one who is about to.
+    pub fn update(&self, row: &Row, values: &[Value]) -> bool {
+        let mut there = true;
         self.write(values, Some(row), |slot| {
-            let mut place = row.place;
             // SAFETY: as for insert.
-            unsafe { update_tuple(self.relation, &mut place, slot) }
+            let updated = unsafe { update_tuple(self.relation, row.place, slot) };
+            there = updated.is_some();
+            updated.flatten()
         });
+        there
     }
 
-    /// Removes `row`.
-    pub fn delete(&self, row: &Row) {
-        let mut place = row.place;
-        // SAFETY: the relation is open for writing; a row that is not there raises an error.
-        unsafe {
-            let snapshot = &raw mut pg_sys::SnapshotSelfData;
-            pg_sys::simple_table_tuple_delete(self.relation, &mut place, snapshot);
-            pg_sys::CommandCounterIncrement();
+    /// Removes `row`. False if somebody (a purge) has; waits for one who is about to.
+    pub fn delete(&self, row: &Row) -> bool {
+        match self.delete_tuple(row, true) {
+            pg_sys::TM_Result::TM_Ok => true,
+            pg_sys::TM_Result::TM_Deleted => false,
+            _ => panic!("a row was changed by somebody who does not hold its key's lock"),
         }
+    }
+
+    /// Removes `row`, which counts no more, unless somebody has changed it, or is about to.
+    pub fn delete_unchanged(&self, row: &Row) -> bool {
+        self.delete_tuple(row, false) == pg_sys::TM_Result::TM_Ok
+    }
+
+    fn delete_tuple(&self, row: &Row, wait: bool) -> pg_sys::TM_Result::Type {
+        let mut place = row.place;
+        let mut failure = pg_sys::TM_FailureData::default();
+        // SAFETY: the relation is open for writing, and so has a table access method.
+        unsafe {
+            let delete = (*(*self.relation).rd_tableam).tuple_delete.expect("tables have it");
+            let result = trap(|| {
+                delete(
+                    self.relation,
+                    &mut place,
+                    pg_sys::GetCurrentCommandId(true),
+                    &raw mut pg_sys::SnapshotSelfData,
+                    std::ptr::null_mut(),
+                    wait,
+                    &mut failure,
+                    false,
+                )
+            });
+            pg_sys::CommandCounterIncrement();
+            result
+        }
+    }
+
+    /// Has every session hear of a change when this transaction has committed (see [`changes`]).
+    pub fn announce_change(&self) {
+        // SAFETY: the relation is open.
+        unsafe { pg_sys::CacheInvalidateRelcache(self.relation) };
     }
 
     /// Fills a slot with `values`, and what is behind them with what `replaced` has there; has
@@ -346,34 +529,49 @@ struct IndexEntries {
     summarizing: bool,
 }
 
-#[cfg(feature = "pg15")]
+/// Updates the row at `place` and says which index entries that needs; `None` if it is no longer there.
 unsafe fn update_tuple(
     relation: pg_sys::Relation,
-    place: &mut pg_sys::ItemPointerData,
+    mut place: pg_sys::ItemPointerData,
     slot: *mut pg_sys::TupleTableSlot,
-) -> Option<IndexEntries> {
-    let mut update_indexes = false;
-    let snapshot = &raw mut pg_sys::SnapshotSelfData;
-    // SAFETY: passed on from the caller.
-    unsafe {
-        pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut update_indexes)
+) -> Option<Option<IndexEntries>> {
+    let mut failure = pg_sys::TM_FailureData::default();
+    let mut lock_mode = pg_sys::LockTupleMode::LockTupleExclusive;
+    #[cfg(feature = "pg15")]
+    let mut which = false;
+    #[cfg(not(feature = "pg15"))]
+    let mut which = pg_sys::TU_UpdateIndexes::TU_None;
+    // SAFETY: the relation is open for writing, and so has a table access method; the slot is of its shape.
+    let result = unsafe {
+        let update = (*(*relation).rd_tableam).tuple_update.expect("tables have it");
+        trap(|| {
+            update(
+                relation,
+                &mut place,
+                slot,
+                pg_sys::GetCurrentCommandId(true),
+                &raw mut pg_sys::SnapshotSelfData,
+                std::ptr::null_mut(),
+                true,
+                &mut failure,
+                &mut lock_mode,
+                &mut which,
+            )
+        })
     };
-    update_indexes.then_some(IndexEntries { update: true, summarizing: false })
-}
-
-#[cfg(not(feature = "pg15"))]
-unsafe fn update_tuple(
-    relation: pg_sys::Relation,
-    place: &mut pg_sys::ItemPointerData,
-    slot: *mut pg_sys::TupleTableSlot,
-) -> Option<IndexEntries> {
-    use pg_sys::TU_UpdateIndexes::{TU_None, TU_Summarizing};
-    let mut which = TU_None;
-    let snapshot = &raw mut pg_sys::SnapshotSelfData;
-    // SAFETY: passed on from the caller.
-    unsafe { pg_sys::simple_table_tuple_update(relation, place, slot, snapshot, &mut which) };
-    (which != TU_None)
-        .then_some(IndexEntries { update: true, summarizing: which == TU_Summarizing })
+    match result {
+        pg_sys::TM_Result::TM_Ok => {}
+        pg_sys::TM_Result::TM_Deleted => return None,
+        _ => panic!("a row was changed by somebody who does not hold its key's lock"),
+    }
+    #[cfg(feature = "pg15")]
+    return Some(which.then_some(IndexEntries { update: true, summarizing: false }));
+    #[cfg(not(feature = "pg15"))]
+    {
+        use pg_sys::TU_UpdateIndexes::{TU_None, TU_Summarizing};
+        let summarizing = which == TU_Summarizing;
+        Some((which != TU_None).then_some(IndexEntries { update: true, summarizing }))
+    }
 }
 
 unsafe fn insert_index_entries(
@@ -409,6 +607,39 @@ unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
         return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
         #[cfg(not(feature = "pg18"))]
         return pg_sys::RelationGetPrimaryKeyIndex(relation);
+    }
+}
+
+/// All indexes of a table.
+///
+/// # Safety
+/// `relation` is open.
+pub(super) unsafe fn indexes(relation: pg_sys::Relation) -> Vec<pg_sys::Oid> {
+    // SAFETY: the list is a copy in the current memory context; an empty one is a null pointer.
+    unsafe {
+        let Some(list) = pg_sys::RelationGetIndexList(relation).as_ref() else {
+            return Vec::new();
+        };
+        let cells = std::slice::from_raw_parts(list.elements, list.length as usize);
+        cells.iter().map(|cell| cell.oid_value).collect()
+    }
+}
+
+/// A complete index whose first column is this one.
+unsafe fn index_on(relation: pg_sys::Relation, column: pg_sys::AttrNumber) -> Option<pg_sys::Oid> {
+    // SAFETY: the relation is open, and with it its indexes can be locked and opened.
+    unsafe {
+        let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        indexes(relation).into_iter().find(|oid| {
+            let index = pg_sys::index_open(*oid, mode);
+            let form = (*index).rd_index;
+            let serves = (*form).indisvalid
+                && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+                && *(*form).indkey.values.as_slice(1).get_unchecked(0) == column
+                && pg_sys::RelationGetIndexPredicate(index).is_null();
+            pg_sys::index_close(index, mode);
+            serves
+        })
     }
 }
 

@@ -20,7 +20,7 @@ $$;
 SET ROLE app;
 SELECT try('constraints-1', NULL), try('constraints-2', '1h');
 RESET ROLE;
-ALTER TABLE idem_completed ADD COLUMN note text NOT NULL DEFAULT 'none', ADD COLUMN twice int GENERATED ALWAYS AS (attempt * 2) STORED,
+ALTER TABLE idem_segment_0 ADD COLUMN note text NOT NULL DEFAULT 'none', ADD COLUMN twice int GENERATED ALWAYS AS (attempt * 2) STORED,
     ADD CHECK (key <> 'constraints-4');
 ALTER TABLE idem_claims ADD COLUMN note text NOT NULL DEFAULT 'none', ADD CHECK (key <> 'constraints-6');
 SET ROLE app;
@@ -28,7 +28,7 @@ SELECT try('constraints-3', NULL), try('constraints-4', NULL), try('constraints-
 -- What was stored before is replayed, extended as ever.
 SELECT status, result FROM idem_begin('constraints-1');
 RESET ROLE;
-SELECT key, note, twice FROM idem_completed WHERE note IS NULL OR twice IS NULL OR key = 'constraints-4';
+SELECT key, note, twice FROM idem_segment_0 WHERE note IS NULL OR twice IS NULL OR key = 'constraints-4';
 SELECT key, note FROM idem_claims WHERE note IS NULL OR key = 'constraints-6';
 
 \c :database

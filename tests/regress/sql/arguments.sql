@@ -145,5 +145,5 @@ SELECT idem_forget('args-1', scope => repeat('s', 1025));
 SELECT idem_grant(NULL);
 SELECT idem_revoke(NULL);
 SELECT key, attempt FROM idem_claims WHERE key LIKE 'args-%' ORDER BY key COLLATE "C";
-SELECT key FROM idem_completed WHERE key LIKE 'args-%';
+SELECT key FROM idem_segment_0 WHERE key LIKE 'args-%';
 SELECT count(*) AS locks FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();

@@ -74,7 +74,7 @@ SELECT idem_complete('again-5', '"other"', token => :'held');
 
 -- One row each (looked at as an administrator).
 RESET ROLE;
-SELECT key, count(*) FROM idem_completed WHERE key LIKE 'again-%' GROUP BY key ORDER BY key COLLATE "C";
+SELECT key, count(*) FROM idem_segment_0 WHERE key LIKE 'again-%' GROUP BY key ORDER BY key COLLATE "C";
 SELECT count(*) FROM idem_claims WHERE key LIKE 'again-%';
 -- What an administrator removed is not there to be completed again: neither in the same transaction
 -- nor later does complete say that all is well.

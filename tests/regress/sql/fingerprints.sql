@@ -77,4 +77,4 @@ SELECT status FROM idem_begin('fp-long', decode(repeat('ab', 99999) || 'ac', 'he
 -- Stored hashed, never as given (looked at as an administrator).
 RESET ROLE;
 SELECT key, fingerprint = sha256('\x01') AS hashed FROM idem_claims WHERE key IN ('fp-live-none', 'fp-live-one') ORDER BY key COLLATE "C";
-SELECT key, fingerprint = sha256('\x01') AS hashed FROM idem_completed WHERE key IN ('fp-done-none', 'fp-done-one') ORDER BY key COLLATE "C";
+SELECT key, fingerprint = sha256('\x01') AS hashed FROM idem_segment_0 WHERE key IN ('fp-done-none', 'fp-done-one') ORDER BY key COLLATE "C";

@@ -86,5 +86,5 @@ COMMIT;
 SELECT result FROM idem_get('forget-own');
 
 SELECT key FROM idem_claims WHERE key LIKE 'forget-%';
-SELECT key, result FROM idem_completed WHERE key LIKE 'forget-%' ORDER BY key;
+SELECT key, result FROM idem_segment_0 WHERE key LIKE 'forget-%' ORDER BY key;
 SELECT count(*) AS locks FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid();

@@ -15,11 +15,11 @@ GRANT USAGE ON SCHEMA evil TO PUBLIC;
 -- Tables like ours; a look or a write that went there would show.
 CREATE TABLE evil.idem_claims (digest uuid PRIMARY KEY, token uuid, created_at timestamptz, expires_at timestamptz, lease interval,
     attempt integer, scope text, key text, owner text, fingerprint bytea, checkpoint jsonb);
-CREATE TABLE evil.idem_completed (digest uuid PRIMARY KEY, token uuid, created_at timestamptz, completed_at timestamptz,
+CREATE TABLE evil.idem_segment_0 (digest uuid PRIMARY KEY, token uuid, created_at timestamptz, completed_at timestamptz,
     expires_at timestamptz, attempt integer, scope text, key text, owner text, fingerprint bytea, result jsonb, body bytea);
-INSERT INTO evil.idem_completed
+INSERT INTO evil.idem_segment_0
     SELECT uuid 'b98e9326-c737-b541-ce3b-0951f4bb8b74', gen_random_uuid(), now(), now(), now() + interval '1 day', 1, '', 'a', NULL, NULL, '"planted"', NULL;
-CREATE TEMP TABLE idem_completed AS SELECT * FROM evil.idem_completed;
+CREATE TEMP TABLE idem_segment_0 AS SELECT * FROM evil.idem_segment_0;
 CREATE TEMP TABLE idem_claims AS SELECT * FROM evil.idem_claims;
 -- Types, functions and operators like PostgreSQL's.
 CREATE FUNCTION evil.planted_bool(anyelement, anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
@@ -77,9 +77,9 @@ SELECT public.idem_forget('hostile-lease');
 
 -- The planted tables are as they were, the records are in ours.
 RESET search_path;
-SELECT result FROM evil.idem_completed;
+SELECT result FROM evil.idem_segment_0;
 SELECT count(*) FROM evil.idem_claims;
-SELECT key, result FROM public.idem_completed;
+SELECT key, result FROM public.idem_segment_0;
 SELECT count(*) FROM public.idem_claims;
 
 -- No search_path at all.

@@ -43,10 +43,10 @@ SELECT status FROM idem_begin('level-ser-2');
 SELECT idem_complete('level-ser-2', '2');
 SELECT status FROM idem_begin('level-ser-3', lease => '1h');
 SELECT idem_extend('level-ser-3') IS NOT NULL AS extended;
-SELECT count(*) AS predicate_locks FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation::regclass::text LIKE '%idem\_c%';
+SELECT count(*) AS predicate_locks FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation::regclass::text LIKE '%idem\_%';
 -- idem_get is an ordinary read, and takes them.
 SELECT state FROM idem_get('level-ser');
-SELECT count(*) > 0 AS predicate_locks FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation::regclass::text LIKE '%idem\_c%';
+SELECT count(*) > 0 AS predicate_locks FROM pg_locks WHERE mode = 'SIReadLock' AND pid = pg_backend_pid() AND relation::regclass::text LIKE '%idem\_%';
 COMMIT;
 SELECT token AS held FROM idem_begin('level-ser-lease', lease => '1us') \gset
 SELECT pg_sleep(0.01);

@@ -185,6 +185,6 @@ SELECT count(*) AS locks FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_
 
 -- One physical row per key, whatever happened to it (looked at as an administrator).
 RESET ROLE;
-SELECT key, count(*) FROM (SELECT key FROM idem_claims UNION ALL SELECT key FROM idem_completed) AS rows
+SELECT key, count(*) FROM (SELECT key FROM idem_claims UNION ALL SELECT key FROM idem_segment_0) AS rows
 WHERE key LIKE 'lease-%' GROUP BY key HAVING count(*) > 1;
 SELECT key, attempt FROM idem_claims WHERE key LIKE 'lease-%' ORDER BY length(key), key COLLATE "C";

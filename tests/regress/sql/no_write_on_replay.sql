@@ -11,15 +11,15 @@ CREATE TEMP TABLE business (what text);
 -- What this transaction has written to our tables so far.
 CREATE TEMP VIEW written AS
     SELECT relname, n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_del AS deleted
-    FROM pg_stat_xact_user_tables WHERE relname IN ('idem_claims', 'idem_completed') ORDER BY relname;
+    FROM pg_stat_xact_user_tables WHERE relname IN ('idem_claims', 'idem_segment_0') ORDER BY relname;
 -- What lies in our tables as far as the statistics know.
 CREATE TEMP VIEW lying AS
     SELECT relname, n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_del AS deleted, n_live_tup AS live, n_dead_tup AS dead
-    FROM pg_stat_user_tables WHERE relname IN ('idem_claims', 'idem_completed') ORDER BY relname;
+    FROM pg_stat_user_tables WHERE relname IN ('idem_claims', 'idem_segment_0') ORDER BY relname;
 -- What this transaction has locked: keys, rows, and our tables with their TOAST tables and indexes.
 CREATE TEMP VIEW locked AS
     WITH heaps AS (
-        SELECT unnest(ARRAY[oid, reltoastrelid]) AS oid FROM pg_class WHERE relname IN ('idem_claims', 'idem_completed')
+        SELECT unnest(ARRAY[oid, reltoastrelid]) AS oid FROM pg_class WHERE relname IN ('idem_claims', 'idem_segment_0')
     )
     SELECT count(*) FROM pg_locks
     WHERE pid = pg_backend_pid() AND (locktype IN ('advisory', 'tuple', 'transactionid')

@@ -46,7 +46,7 @@ SELECT idem_forget('privileges-1');
 SELECT idem_grant('regress_idem_ungranted');
 SELECT idem_revoke('regress_idem_granted');
 SELECT * FROM idem_claims;
-SELECT * FROM idem_completed;
+SELECT * FROM idem_segment_0;
 -- Also when it asks for nothing.
 SELECT idem_begin(NULL);
 \echo :SQLSTATE
@@ -65,16 +65,16 @@ SELECT idem_forget('privileges-1');
 SELECT idem_grant('regress_idem_ungranted');
 SELECT idem_revoke('regress_idem_granted');
 SELECT * FROM idem_claims;
-SELECT * FROM idem_completed;
-INSERT INTO idem_completed DEFAULT VALUES;
-UPDATE idem_completed SET result = '2';
-DELETE FROM idem_completed;
+SELECT * FROM idem_segment_0;
+INSERT INTO idem_segment_0 DEFAULT VALUES;
+UPDATE idem_segment_0 SET result = '2';
+DELETE FROM idem_segment_0;
 TRUNCATE idem_claims;
 BEGIN;
-LOCK TABLE idem_completed IN ACCESS SHARE MODE;
+LOCK TABLE idem_segment_0 IN ACCESS SHARE MODE;
 ROLLBACK;
-ALTER TABLE idem_completed ADD COLUMN x int;
-CREATE TRIGGER t AFTER INSERT ON idem_completed FOR EACH STATEMENT EXECUTE FUNCTION suppress_redundant_updates_trigger();
+ALTER TABLE idem_segment_0 ADD COLUMN x int;
+CREATE TRIGGER t AFTER INSERT ON idem_segment_0 FOR EACH STATEMENT EXECUTE FUNCTION suppress_redundant_updates_trigger();
 RESET ROLE;
 
 -- Granting twice, and revoking twice, are no errors. Revoked: as before.

@@ -72,16 +72,16 @@ COMMIT;
 SELECT status, result FROM elsewhere.idem_begin('reinstall-4');
 SELECT status, result FROM elsewhere.idem_begin('reinstall-5');
 SELECT key, state FROM elsewhere.idem_get('reinstall-6');
-SELECT count(*) AS rows FROM elsewhere.idem_completed;
+SELECT count(*) AS rows FROM elsewhere.idem_segment_0;
 -- A table of the same name in the old schema is not taken for it.
-CREATE TABLE idem_completed (LIKE elsewhere.idem_completed INCLUDING ALL);
+CREATE TABLE idem_segment_0 (LIKE elsewhere.idem_segment_0 INCLUDING ALL);
 SELECT status, result FROM elsewhere.idem_begin('reinstall-4');
 BEGIN;
 SELECT status FROM elsewhere.idem_begin('reinstall-7');
 SELECT elsewhere.idem_complete('reinstall-7', '7');
 COMMIT;
-SELECT count(*) FROM idem_completed;
-DROP TABLE idem_completed;
+SELECT count(*) FROM idem_segment_0;
+DROP TABLE idem_segment_0;
 -- idem_grant finds it in its new place.
 CREATE ROLE regress_idem_reinstall;
 SELECT elsewhere.idem_grant('regress_idem_reinstall');

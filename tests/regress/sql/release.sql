@@ -97,4 +97,4 @@ COMMIT;
 -- What is left of all this (looked at as an administrator).
 RESET ROLE;
 SELECT key FROM idem_claims WHERE key LIKE 'release-%' ORDER BY key;
-SELECT key FROM idem_completed WHERE key LIKE 'release-%' ORDER BY key;
+SELECT key FROM idem_segment_0 WHERE key LIKE 'release-%' ORDER BY key;

@@ -110,5 +110,5 @@ SHOW idem.max_result_size;
 
 -- A result over the limit leaves no row behind (looked at as an administrator).
 RESET ROLE;
-SELECT key, result IS NOT NULL AS result, body IS NOT NULL AS body FROM idem_completed WHERE key LIKE 'results-limit-%' ORDER BY key;
+SELECT key, result IS NOT NULL AS result, body IS NOT NULL AS body FROM idem_segment_0 WHERE key LIKE 'results-limit-%' ORDER BY key;
 SELECT count(*) FROM idem_claims WHERE key LIKE 'results-limit-%';

@@ -25,7 +25,7 @@ SET search_path = "Idem Schema";
 SELECT status, result FROM idem_begin('schema-1');
 RESET search_path;
 RESET ROLE;
-SELECT key FROM "Idem Schema".idem_completed ORDER BY key;
+SELECT key FROM "Idem Schema".idem_segment_0 ORDER BY key;
 -- Revoked: USAGE stays, since it may serve others.
 SELECT "Idem Schema".idem_revoke('regress_idem_schema');
 SET ROLE regress_idem_schema;

@@ -61,7 +61,7 @@ ROLLBACK;
 
 -- As an administrator: stored under the scope that was meant.
 RESET ROLE;
-SELECT scope, key, result FROM idem_completed WHERE key LIKE 'scopes-%' ORDER BY key COLLATE "C", scope COLLATE "C";
-SELECT idem_forget('scopes-1', scope => 'scopes-nowhere') AS forgotten, count(*) FROM idem_completed WHERE key = 'scopes-1';
+SELECT scope, key, result FROM idem_segment_0 WHERE key LIKE 'scopes-%' ORDER BY key COLLATE "C", scope COLLATE "C";
+SELECT idem_forget('scopes-1', scope => 'scopes-nowhere') AS forgotten, count(*) FROM idem_segment_0 WHERE key = 'scopes-1';
 SELECT idem_forget('scopes-1', scope => 'scopes-a');
-SELECT scope FROM idem_completed WHERE key = 'scopes-1' ORDER BY scope COLLATE "C";
+SELECT scope FROM idem_segment_0 WHERE key = 'scopes-1' ORDER BY scope COLLATE "C";

@@ -93,7 +93,7 @@ $$;
 
 -- Physical rows per key over both tables, as an administrator.
 RESET ROLE;
-SELECT key, count(*) FILTER (WHERE home = 'claims') AS claims, count(*) FILTER (WHERE home = 'completed') AS completed
-FROM (SELECT key, 'claims' AS home FROM idem_claims UNION ALL SELECT key, 'completed' FROM idem_completed) AS rows
+SELECT key, count(*) FILTER (WHERE home = 'claims') AS claims, count(*) FILTER (WHERE home <> 'claims') AS completed
+FROM (SELECT key, 'claims' AS home FROM idem_claims UNION ALL SELECT key, 'completed' FROM idem_segment_0 UNION ALL SELECT key, 'long' FROM idem_long) AS rows
 WHERE key LIKE 'ttl-%' GROUP BY key ORDER BY length(key), key COLLATE "C";
-SELECT key, result FROM idem_completed WHERE key = 'ttl-11';
+SELECT key, result FROM idem_segment_0 WHERE key = 'ttl-11';

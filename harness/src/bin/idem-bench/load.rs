@@ -147,13 +147,13 @@ impl Bench {
         client
     }
 
-    /// Empties every table but the payloads.
+    /// Empties every table but the payloads and the state of the ring.
     pub fn empty_tables(&self) {
         self.admin()
             .batch_execute(
                 "DO $$ BEGIN EXECUTE (
                     SELECT 'TRUNCATE ' || string_agg(oid::regclass::text, ', ') FROM pg_class
-                    WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname <> 'payload'
+                    WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace AND relname NOT IN ('payload', 'idem_ring')
                  ); END $$",
             )
             .expect("tables can be emptied");

@@ -60,7 +60,7 @@ fn bars(loads: &[Load], samples: &[Sample], of: fn(&Sample) -> f64) -> Vec<Bar> 
 }
 
 const EACH_ONCE: &str =
-    "(SELECT count(*) FROM work) = {n} AND (SELECT count(*) FROM idem_completed) = {n}";
+    "(SELECT count(*) FROM work) = {n} AND (SELECT count(*) FROM idem_segment_0) = {n}";
 const EACH_WRITTEN: &str = "(SELECT count(*) FROM work) = {n}";
 
 fn fresh(bench: &Bench, report: &mut Report) {
@@ -135,7 +135,7 @@ fn replay(bench: &Bench, report: &mut Report) {
         Load::new("SELECT 1", "replay_select"),
         Load::new("idem", "replay_idem")
             .setup(&a_thousand("idem_begin", "idem_complete"))
-            .check("(SELECT count(*) FROM idem_completed) = 1000 AND {n} > 0"),
+            .check("(SELECT count(*) FROM idem_segment_0) = 1000 AND {n} > 0"),
         Load::new("INSERT … ON CONFLICT, SELECT", "replay_handwritten").setup(&handwritten),
         Load::new("a built-in function in FROM", "replay_function"),
         Load::new("SELECT first", "replay_lookup").setup(&handwritten),
@@ -484,7 +484,7 @@ fn scale(bench: &Bench, report: &mut Report) {
         bench
             .admin()
             .batch_execute(&format!(
-                "INSERT INTO idem_completed SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i * 1000)::text,
+                "INSERT INTO idem_segment_0 SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i * 1000)::text,
                     NULL, {HASH}, '{{\"id\": \"ord_1\", \"sku\": \"book\"}}' FROM generate_series(1, {count}) AS i;
                  INSERT INTO handwritten SELECT (random() * 1e18)::bigint::text, {HASH}, 'completed', '{{\"id\": \"ord_1\", \"sku\": \"book\"}}', now(), now()
                     FROM generate_series(1, {count}) AS i ON CONFLICT DO NOTHING"
