@@ -468,7 +468,7 @@ pub fn empty_segment(
 /// Has nobody look into the empty `segment` or write to it before this transaction ends, so that its turn can begin.
 /// False if it is not empty or somebody is at it.
 pub fn reserve_segment(function: pg_sys::Oid, segment: usize) -> Result<bool, Error> {
-    let Some(table) = Table::try_open(&SEGMENT[segment], function, Access::Alone)? else {
+    let Some(table) = Table::open_alone(&SEGMENT[segment], function)? else {
         return Ok(false);
     };
     let empty = table.is_empty();

@@ -159,6 +159,11 @@ unsafe fn has_columns(relation: pg_sys::Relation, types: &[pg_sys::BuiltinOid]) 
     }
 }
 
+/// How often, and with which pauses, a table is tried for that nobody else may have open: looks take microseconds, but
+/// there are many.
+const TRIES: u32 = 40;
+const PAUSE: Micros = 500;
+
 /// An open table. It must be closed once with [`Table::close`]; after an error PostgreSQL does that.
 #[derive(Clone, Copy)]
 pub struct Table {
@@ -188,6 +193,21 @@ impl Table {
         let lock =
             |oid| unsafe { pg_sys::ConditionalLockRelationOid(oid, access as pg_sys::LOCKMODE) };
         Table::open_with(table, function, access, lock)
+    }
+
+    /// Opens a table that nobody else has open, and that nobody will before this transaction ends; `None` if somebody has
+    /// it open for longer than a look.
+    pub fn open_alone(table: &Definition, function: pg_sys::Oid) -> Result<Option<Table>, Error> {
+        let mut tries = 1;
+        loop {
+            match Table::try_open(table, function, Access::Alone)? {
+                None if tries < TRIES => {
+                    tries += 1;
+                    super::pause(PAUSE);
+                }
+                outcome => return Ok(outcome),
+            }
+        }
     }
 
     fn open_with(
@@ -255,17 +275,24 @@ impl Table {
         self.blocks() == 0
     }
 
-    /// About how many rows it has: what the statistics count.
+    /// About how many rows it has: what the statistics count or, if they were lost in a crash, what its size suggests.
     pub fn estimated_rows(&self) -> u64 {
-        // SAFETY: a built-in function of one oid, which returns a bigint.
-        let rows = unsafe {
-            pg_sys::OidFunctionCall1Coll(
+        // SAFETY: a built-in function of one oid, which returns a bigint; the relation is open, the widths of
+        // its columns are not asked for.
+        unsafe {
+            let counted = pg_sys::OidFunctionCall1Coll(
                 pg_sys::Oid::from(pg_sys::F_PG_STAT_GET_LIVE_TUPLES),
                 pg_sys::InvalidOid,
                 pg_sys::Datum::from(self.oid),
-            )
-        };
-        (rows.value() as i64).max(0) as u64
+            );
+            if counted.value() as i64 > 0 {
+                return counted.value() as u64;
+            }
+            let (mut pages, mut rows, mut visible) = (0, 0.0, 0.0);
+            let widths = std::ptr::null_mut();
+            pg_sys::estimate_rel_size(self.relation, widths, &mut pages, &mut rows, &mut visible);
+            rows as u64
+        }
     }
 
     /// The row whose first column is `digest`.

@@ -6,15 +6,10 @@
 
 use super::lock::owned_by_transaction;
 use super::table::{Access, Definition, Table, indexes};
-use super::{pause, trap::trap};
-use idem_core::Micros;
+use super::trap::trap;
 use idem_core::error::Error;
 use pgrx::pg_sys;
 use std::ptr::null_mut;
-
-/// How often, and with which pauses, a table is tried for: looks take microseconds, but there are many.
-const TRIES: u32 = 40;
-const PAUSE: Micros = 500;
 
 /// Empties `table` unless somebody else uses it or `due`, asked when nobody else can, says no; returns its answer.
 pub fn truncate<T>(
@@ -22,17 +17,7 @@ pub fn truncate<T>(
     function: pg_sys::Oid,
     due: impl FnOnce(&Table) -> Result<Option<T>, Error>,
 ) -> Result<Option<T>, Error> {
-    let mut tries = 1;
-    let table = loop {
-        match Table::try_open(table, function, Access::Alone)? {
-            Some(table) => break table,
-            None if tries == TRIES => return Ok(None),
-            None => {
-                tries += 1;
-                pause(PAUSE);
-            }
-        }
-    };
+    let Some(table) = Table::open_alone(table, function)? else { return Ok(None) };
     // SAFETY: the relation is open and locked, the relations of `parts` are its own, so they stay.
     unsafe {
         let relation = table.relation;
