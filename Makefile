@@ -19,7 +19,7 @@ help:
 	@echo 'make isolation               isolation specs      ACCEPT=1: take the results as expected)'
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
-	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS)'
+	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
 	@echo 'make install PG_CONFIG=...   build idem for a PostgreSQL of yours and install it there (DESTDIR is obeyed)'
 	@echo 'make clean                   delete what was built'
 	@echo 'PG=17 or PG="15 18" selects the servers.'
@@ -51,13 +51,13 @@ guards: packages
 regress isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
-# A quick run proves nothing but that it runs: its results stay out of the repository.
+# A quick run proves nothing but that it runs, and some sections are not all: their results stay out of the repository.
 bench:
 	@scripts/pg packages bench
 	@scripts/pg install $(ONE)
 	@cargo build --release -p idem-harness --bin idem-bench
 	@QUICK='$(QUICK)' SCALE='$(SCALE)' ROUNDS='$(ROUNDS)' SECONDS_A_RUN='$(SECONDS_A_RUN)' \
-		BENCH_OUT="$(if $(filter-out 0,$(QUICK)),$$CARGO_TARGET_DIR/bench)" \
+		SECTIONS='$(SECTIONS)' BENCH_OUT="$(if $(or $(filter-out 0,$(QUICK)),$(SECTIONS)),$$CARGO_TARGET_DIR/bench)" \
 		scripts/pg run $(ONE) -- "$$CARGO_TARGET_DIR/release/idem-bench"
 
 install:

@@ -40,6 +40,7 @@ pub struct Load {
     variables: Vec<(&'static str, String)>,
     durable: bool,
     on_empty_tables: bool,
+    database: &'static str,
 }
 
 impl Load {
@@ -55,6 +56,7 @@ impl Load {
             variables: Vec::new(),
             durable: false,
             on_empty_tables: true,
+            database: DATABASE,
         }
     }
 
@@ -95,6 +97,11 @@ impl Load {
     pub fn on_full_tables(self) -> Load {
         Load { on_empty_tables: false, ..self }
     }
+
+    /// In another database, on the tables as they are.
+    pub fn database(self, database: &'static str) -> Load {
+        Load { on_empty_tables: false, database, ..self }
+    }
 }
 
 /// The server, and all that one run of the benchmarks shares.
@@ -122,20 +129,30 @@ impl Bench {
             "min_wal_size=2GB",
             "log_min_messages=fatal",
         ]);
-        server.create_database(DATABASE);
         let scratch = PathBuf::from(server.dir()).join("bench");
         std::fs::create_dir_all(&scratch).expect("the server's folder can be written to");
         let counts_instructions = can_count_instructions();
         let bench =
             Bench { options, server, scratch, runs: AtomicUsize::new(0), counts_instructions };
-        let setup = std::fs::read_to_string(folder().join("setup.sql")).expect("setup.sql");
-        bench.admin().batch_execute("CREATE EXTENSION pgstattuple").expect("pgstattuple");
-        bench.admin().batch_execute(&setup).expect("setup.sql runs");
+        bench.create_database(DATABASE);
         bench
     }
 
+    /// A database with the tables of all contenders.
+    pub fn create_database(&self, database: &str) {
+        self.server.create_database(database);
+        let setup = std::fs::read_to_string(folder().join("setup.sql")).expect("setup.sql");
+        let mut admin = self.admin_of(database);
+        admin.batch_execute("CREATE EXTENSION pgstattuple").expect("pgstattuple");
+        admin.batch_execute(&setup).expect("setup.sql runs");
+    }
+
     pub fn admin(&self) -> Client {
-        self.server.connect(DATABASE, "postgres")
+        self.admin_of(DATABASE)
+    }
+
+    pub fn admin_of(&self, database: &str) -> Client {
+        self.server.connect(database, "postgres")
     }
 
     /// A connection as the application; `durable`: its commits wait for the disk.
@@ -190,7 +207,7 @@ impl Bench {
         if load.on_empty_tables {
             self.empty_tables();
         }
-        let mut admin = self.admin();
+        let mut admin = self.admin_of(load.database);
         admin
             .batch_execute(&load.setup)
             .unwrap_or_else(|error| panic!("{}: setup: {error}", load.label));
@@ -247,7 +264,7 @@ impl Bench {
             command.env("PGOPTIONS", "-c synchronous_commit=on");
         }
         let cpu_before = self.cpu_of_backends();
-        let output = command.arg(DATABASE).output().expect("pgbench can be run");
+        let output = command.arg(load.database).output().expect("pgbench can be run");
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{}: pgbench failed:\n{text}{errors}", load.label);

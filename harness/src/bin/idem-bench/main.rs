@@ -2,9 +2,11 @@
 //! noisy machine. `make bench` runs it and writes `benches/results.md` with its plots.
 //!
 //! Environment: `QUICK=1` runs everything once and briefly, to see that it works; `SCALE=full` adds ten million live keys;
-//! `SECONDS_A_RUN`, `ROUNDS` (short runs and many turns: a machine that others use too is fast and slow for seconds); `BENCH_OUT`, the folder for the results.
+//! `SECONDS_A_RUN`, `ROUNDS` (short runs and many turns: a machine that others use too is fast and slow for seconds); `BENCH_OUT`, the folder for
+//! the results; `SECTIONS`, the names of some sections, to run only these.
 
 mod clients;
+mod expiry;
 mod load;
 mod measure;
 mod plot;
@@ -26,9 +28,15 @@ pub struct Options {
     /// How often each contender has its turn.
     pub rounds: usize,
     pub out: PathBuf,
+    /// The sections to run; all if there are none.
+    sections: Vec<String>,
 }
 
 impl Options {
+    pub fn wants(&self, section: &str) -> bool {
+        self.sections.is_empty() || self.sections.iter().any(|name| name == section)
+    }
+
     fn from_environment() -> Options {
         let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         let number = |name: &str, default: u32| {
@@ -44,6 +52,9 @@ impl Options {
             seconds: number("SECONDS_A_RUN", 1),
             rounds: if quick { 1 } else { number("ROUNDS", 5) as usize },
             out,
+            sections: set("SECTIONS")
+                .map(|names| names.split_whitespace().map(str::to_string).collect())
+                .unwrap_or_default(),
         }
     }
 }

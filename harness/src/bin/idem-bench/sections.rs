@@ -5,6 +5,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use crate::clients::{Handover, drive, hand_over};
+use crate::expiry;
 use crate::load::{Bench, Load, Protocol};
 use crate::measure::Sample;
 use crate::plot::{Bar, Color};
@@ -15,21 +16,25 @@ use crate::report::{Columns, Report, thousands};
 const HASH: &str = "'\\x0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef'";
 
 pub fn run(bench: &Bench, report: &mut Report) {
-    let sections = [
-        fresh,
-        protocols,
-        replay,
-        refusals,
-        whole_operations,
-        sizes,
-        outside,
-        locks,
-        redis,
-        waits,
-        crowds,
-        scale,
+    let sections: [(&str, fn(&Bench, &mut Report)); 13] = [
+        ("fresh", fresh),
+        ("protocols", protocols),
+        ("replay", replay),
+        ("refusals", refusals),
+        ("operations", whole_operations),
+        ("sizes", sizes),
+        ("outside", outside),
+        ("locks", locks),
+        ("redis", redis),
+        ("waits", waits),
+        ("crowds", crowds),
+        ("scale", scale),
+        ("expiry", expiry::run),
     ];
-    for section in sections {
+    for (name, section) in sections {
+        if !bench.options.wants(name) {
+            continue;
+        }
         // Recycles the WAL, so that no section pays for another's.
         bench.empty_tables();
         bench.admin().batch_execute("CHECKPOINT").expect("a checkpoint");
@@ -37,7 +42,7 @@ pub fn run(bench: &Bench, report: &mut Report) {
     }
 }
 
-fn labels(loads: &[Load]) -> Vec<&str> {
+pub fn labels(loads: &[Load]) -> Vec<&str> {
     loads.iter().map(|load| load.label.as_str()).collect()
 }
 
