@@ -75,7 +75,8 @@ pub fn contend<T>(
     wait: Wait,
     mut look: impl FnMut(Tried) -> Result<Seen<T>, Error>,
 ) -> Result<Result<T, Busy>, Error> {
-    let since = Instant::now();
+    // Nobody asks since when, if there is no patience.
+    let since = (wait != Wait::For(0)).then(Instant::now);
     let mut pauses = PAUSES_IF_HELD.iter();
     let mut looked_at = 0;
     let mut registered = false;
@@ -115,7 +116,8 @@ pub fn contend<T>(
             lock::unlock(identity.key_tag, Mode::Exclusive);
         }
 
-        let Some(patience) = patience(wait, since) else {
+        let patience = since.and_then(|since| Some((since, patience(wait, since)?)));
+        let Some((since, patience)) = patience else {
             if lease.is_some() {
                 break Err(Busy { lease });
             }

@@ -23,7 +23,7 @@ use pgrx::pg_sys;
 /// What `idem_begin` is given.
 pub struct Claiming {
     pub fingerprint: Option<Fingerprint>,
-    pub owner: Option<Vec<u8>>,
+    pub owner: Option<Varlena>,
     pub lease: Option<Micros>,
     pub wait: Wait,
     /// Whether a lease that ran out may be taken over.
@@ -33,7 +33,7 @@ pub struct Claiming {
 impl Claiming {
     fn request(&self) -> Request<'_> {
         let Claiming { fingerprint, takeover, .. } = *self;
-        Request { fingerprint, owner: self.owner.as_deref(), takeover }
+        Request { fingerprint, owner: self.owner.map(Varlena::bytes), takeover }
     }
 }
 
@@ -81,7 +81,7 @@ pub fn begin(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Be
                 return Ok(seen(decision, found, now));
             }
             // Unless what is to be taken over was purged meanwhile: then look again.
-            if let Some(answer) = acquire(&storage, key, claiming, attempt, found.as_ref())? {
+            if let Some(answer) = acquire(&storage, key, claiming, attempt, found.as_ref(), now)? {
                 storage.close(true);
                 return Ok(Seen::Answer { answer, keep_lock: true });
             }
@@ -159,9 +159,9 @@ fn acquire(
     claiming: &Claiming,
     attempt: i32,
     found: Option<&Found>,
+    now: Moment,
 ) -> Result<Option<Begun>, Error> {
-    let (token, now) = (pg::new_token(), pg::now());
-    let owner = claiming.owner.as_deref().map(Varlena::new);
+    let token = pg::new_token();
     let mut claim = StoredClaim {
         token,
         created_at: now,
@@ -169,7 +169,7 @@ fn acquire(
         lease: claiming.lease.unwrap_or(0),
         attempt,
         fingerprint: claiming.fingerprint,
-        owner,
+        owner: claiming.owner,
         checkpoint: None,
     };
     // A takeover goes on with the record.
@@ -206,7 +206,7 @@ fn begin_again(
     claim: Claim,
     claiming: &Claiming,
 ) -> Result<Begun, Error> {
-    if !same_owner(claim.owner.as_deref(), claiming.owner.as_deref()) {
+    if !same_owner(claim.owner.as_deref(), claiming.owner.map(Varlena::bytes)) {
         return Ok(Begun::Denied);
     }
     if !same_request(claim.fingerprint, claiming.fingerprint) {

@@ -85,7 +85,7 @@ impl Leases {
     /// The row of `name`. Without the name's lock a row that is being updated may be missed.
     pub fn find(&self, name: &Key) -> Result<Option<Found>, Error> {
         let view = View::open(Look::Newest);
-        let row = self.0.find(&name.identity.digest, &view)?;
+        let row = self.0.find(&name.identity.digest, &view);
         view.close();
         let Some(row) = row else { return Ok(None) };
         check_key(&row, name, column::SCOPE, column::NAME)?;
@@ -108,8 +108,8 @@ impl Leases {
             Value::Moment(row.acquired_at),
             Value::Moment(row.lease.expires_at),
             Value::Interval(row.ttl),
-            Varlena::new(&name.scope).into(),
-            Varlena::new(&name.name).into(),
+            name.scope.into(),
+            name.name.into(),
             row.holder.into(),
         ];
         match replaced {

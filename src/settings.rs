@@ -1,5 +1,6 @@
 //! The settings, one static each. Names, defaults and ranges are part of the contract.
 
+use crate::pg::fmgr::Varlena;
 use idem_core::Micros;
 use idem_core::duration::{LONGEST, SECOND};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
@@ -97,13 +98,13 @@ pub fn define() {
 }
 
 /// The default scope, in the database's encoding.
-pub fn scope() -> Vec<u8> {
-    SCOPE.get().map(CString::into_bytes).unwrap_or_default()
+pub fn scope() -> Varlena {
+    Varlena::of_setting(&SCOPE).unwrap_or_else(|| Varlena::new(b""))
 }
 
 /// The default owner, in the database's encoding.
-pub fn owner() -> Option<Vec<u8>> {
-    OWNER.get().map(CString::into_bytes).filter(|owner| !owner.is_empty())
+pub fn owner() -> Option<Varlena> {
+    Varlena::of_setting(&OWNER)
 }
 
 /// The name of the authorizer.

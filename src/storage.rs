@@ -13,7 +13,7 @@
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
 use crate::pg::fmgr::{Value, Varlena};
-use crate::pg::table::{Access, Definition, Look, Row, Table, View};
+use crate::pg::table::{self, Access, Definition, Look, Row, Table, View};
 use crate::pg::truncate::truncate;
 use crate::ring;
 use idem_core::decision::{Record, State};
@@ -26,12 +26,13 @@ use std::cell::Cell;
 use std::ffi::CStr;
 
 /// A key or the name of a lock: as the caller gave it, and as it is stored and locked.
+#[derive(Clone, Copy)]
 pub struct Key {
     pub identity: Identity,
-    /// In the database's encoding.
-    pub scope: Vec<u8>,
-    /// In the database's encoding.
-    pub name: Vec<u8>,
+    /// In the database's encoding, detoasted.
+    pub scope: Varlena,
+    /// In the database's encoding, detoasted.
+    pub name: Varlena,
 }
 
 /// The columns of `idem_claims`, in order (see sql/idem.sql).
@@ -127,6 +128,20 @@ enum Home {
 const HOMES: usize = 2 + SEGMENTS;
 
 impl Home {
+    /// By their places in the cache.
+    const ALL: [Home; HOMES] = [
+        Home::Claims,
+        Home::Long,
+        Home::Segment(0),
+        Home::Segment(1),
+        Home::Segment(2),
+        Home::Segment(3),
+        Home::Segment(4),
+        Home::Segment(5),
+        Home::Segment(6),
+        Home::Segment(7),
+    ];
+
     fn definition(self) -> &'static Definition {
         match self {
             Home::Claims => &CLAIMS,
@@ -237,32 +252,37 @@ impl Storage {
 
     /// The record under `key`: without the key's lock, [`Look::Newest`] may miss one.
     pub fn find(&self, key: &Key, look: Look) -> Result<Option<Found>, Error> {
-        let segments = ring::read(self.function)?.newest_first();
         let view = View::open(look);
-        let found = segments
-            .into_iter()
-            .map(Home::Segment)
-            .chain([Home::Long, Home::Claims])
-            .find_map(|home| self.find_in(home, key, &view, look).transpose());
+        let found = self.find_anywhere(key, &view, look);
         view.close();
-        found.transpose()
+        found
     }
 
-    fn find_in(
-        &self,
-        home: Home,
-        key: &Key,
-        view: &View,
-        look: Look,
-    ) -> Result<Option<Found>, Error> {
+    fn find_anywhere(&self, key: &Key, view: &View, look: Look) -> Result<Option<Found>, Error> {
+        let [newest, older @ ..] = ring::read(self.function)?.newest_first().map(Home::Segment);
+        if let Some(found) = self.find_in(newest, key, view)? {
+            return Ok(Some(found));
+        }
+        // An ordinary read scans an empty table all the same, for its predicate lock.
+        let empty = match look {
+            Look::Newest => table::are_empty(Home::ALL.map(Home::definition), self.function)?,
+            Look::Snapshot => [false; HOMES],
+        };
+        for home in older.into_iter().chain([Home::Long, Home::Claims]) {
+            if !empty[home.definition().slot]
+                && let Some(found) = self.find_in(home, key, view)?
+            {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
+    fn find_in(&self, home: Home, key: &Key, view: &View) -> Result<Option<Found>, Error> {
         let open = &self.open[home.definition().slot];
         let was_open = open.get().is_some();
         let table = self.home(home, Access::Read)?;
-        // An ordinary read scans an empty table all the same, for its predicate lock.
-        let row = match look == Look::Newest && table.is_empty() {
-            true => None,
-            false => table.find(&key.identity.digest, view)?,
-        };
+        let row = table.find(&key.identity.digest, view);
         let Some(row) = row else {
             if !was_open {
                 open.set(None);
@@ -298,8 +318,8 @@ impl Storage {
             Value::Moment(claim.lease_end),
             Value::Interval(claim.lease),
             Value::Int(claim.attempt),
-            Varlena::new(&key.scope).into(),
-            Varlena::new(&key.name).into(),
+            key.scope.into(),
+            key.name.into(),
             claim.owner.into(),
             claim.fingerprint.as_ref().map(|f| Varlena::new(f)).into(),
             claim.checkpoint.into(),
@@ -324,8 +344,8 @@ impl Storage {
             Value::Moment(done.completed_at),
             Value::Moment(done.expires_at),
             Value::Int(done.attempt),
-            Varlena::new(&key.scope).into(),
-            Varlena::new(&key.name).into(),
+            key.scope.into(),
+            key.name.into(),
             done.owner.into(),
             done.fingerprint.as_ref().map(|f| Varlena::new(f)).into(),
             done.result.into(),
@@ -479,7 +499,7 @@ pub fn reserve_segment(function: pg_sys::Oid, segment: usize) -> Result<bool, Er
 /// The digest stands for scope and key; should two pairs ever share one, that is an error and never
 /// the wrong record.
 pub fn check_key(row: &Row, key: &Key, scope: usize, name: usize) -> Result<(), Error> {
-    if row.bytes(scope) == Some(&key.scope) && row.bytes(name) == Some(&key.name) {
+    if row.bytes(scope) == Some(key.scope.bytes()) && row.bytes(name) == Some(key.name.bytes()) {
         Ok(())
     } else {
         Err(Error::Corrupted { found: "A record's scope and key are not those of its digest." })

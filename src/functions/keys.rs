@@ -28,9 +28,9 @@ static BEGUN: Shape<9> = Shape::new([
 ]);
 
 /// The owner at this position, which defaults to `idem.owner`.
-fn owner(call: &Call, owner: usize) -> Result<Option<Vec<u8>>, Error> {
-    let owner = call.bytes(owner).map(<[u8]>::to_vec).or_else(settings::owner);
-    owner.as_deref().map(|owner| limits::label("owner", owner)).transpose()?;
+fn owner(call: &Call, owner: usize) -> Result<Option<Varlena>, Error> {
+    let owner = call.text(owner).or_else(settings::owner);
+    owner.map(|owner| limits::label("owner", owner.bytes())).transpose()?;
     Ok(owner)
 }
 
@@ -229,8 +229,8 @@ static GOT: Shape<11> = Shape::new([
 /// `idem_get(key, scope, owner)`
 pub fn get(call: &Call) -> Reply {
     let key = key(call, 1)?;
-    let owner = owner(call, 2)?;
-    let Some((stored, state)) = idempotency::get(call.function(), &key, owner.as_deref())? else {
+    let owner = owner(call, 2)?.map(Varlena::bytes);
+    let Some((stored, state)) = idempotency::get(call.function(), &key, owner)? else {
         return call.no_row();
     };
     let none = Value::Null;
@@ -254,8 +254,8 @@ pub fn get(call: &Call) -> Reply {
             ),
         };
     let row = [
-        Varlena::new(&key.scope).into(),
-        Varlena::new(&key.name).into(),
+        key.scope.into(),
+        key.name.into(),
         Value::Static(state),
         owner.into(),
         Value::Int(attempt),

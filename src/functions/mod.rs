@@ -50,9 +50,10 @@ fn lock_name(call: &Call, scope: usize) -> Result<Key, Error> {
 }
 
 fn named(call: &Call, argument: &'static str, domain: Domain, scope: usize) -> Result<Key, Error> {
-    let name = limits::name(argument, call.bytes(0))?.to_vec();
-    let scope = call.bytes(scope).map_or_else(settings::scope, <[u8]>::to_vec);
-    limits::label("scope", &scope)?;
-    let identity = Identity::new(domain, &to_utf8(&scope), &to_utf8(&name));
+    let name = call.text(0).ok_or(Error::Null { argument })?;
+    limits::name(argument, Some(name.bytes()))?;
+    let scope = call.text(scope).unwrap_or_else(settings::scope);
+    limits::label("scope", scope.bytes())?;
+    let identity = Identity::new(domain, &to_utf8(scope.bytes()), &to_utf8(name.bytes()));
     Ok(Key { identity, scope, name })
 }

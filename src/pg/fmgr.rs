@@ -6,10 +6,12 @@
 //! carries an error of PostgreSQL's) and raises it from a frame that owns nothing to drop, since
 //! PostgreSQL leaves it by longjmp.
 
-use super::trap::Trapped;
+use super::raw::Raw;
+use super::trap::{Trapped, trap};
 use idem_core::duration::Interval;
 use idem_core::error::Error;
 use idem_core::{Micros, Moment, Token};
+use pgrx::GucSetting;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use std::any::Any;
@@ -25,12 +27,27 @@ pub struct Varlena(pub(super) pg_sys::Datum);
 impl Varlena {
     /// The payload bytes; fetched and decompressed if need be.
     pub fn bytes<'a>(self) -> &'a [u8] {
-        // SAFETY: the datum is a varlena; the detoasted value lives in the datum itself or in the
-        // current memory context, both of which outlive the call.
+        let detoasted = self.detoasted().0.cast_mut_ptr();
+        // SAFETY: the detoasted value lives in the datum itself or in the current memory context, both
+        // of which outlive the call.
         unsafe {
-            let detoasted = pg_sys::pg_detoast_datum_packed(self.0.cast_mut_ptr());
             let length = pgrx::varsize_any_exhdr(detoasted);
             std::slice::from_raw_parts(pgrx::vardata_any(detoasted).cast(), length)
+        }
+    }
+
+    /// The same value, neither compressed nor stored elsewhere: itself or a copy in the current memory
+    /// context.
+    pub fn detoasted(self) -> Varlena {
+        let value = self.0.cast_mut_ptr();
+        // SAFETY: the datum is a varlena; its first byte tells how it is stored.
+        unsafe {
+            if pgrx::varatt_is_4b_u(value)
+                || (pgrx::varatt_is_1b(value) && !pgrx::varatt_is_1b_e(value))
+            {
+                return self;
+            }
+            Varlena(pg_sys::Datum::from(trap(|raw| raw.pg_detoast_datum_packed(value))))
         }
     }
 
@@ -56,20 +73,28 @@ impl Varlena {
         }
     }
 
-    /// A copy in the current memory context that needs no table to be read.
-    pub(super) fn detached(self) -> Varlena {
-        // SAFETY: the datum is a varlena.
-        Varlena(pg_sys::Datum::from(unsafe {
-            pg_sys::pg_detoast_datum_copy(self.0.cast_mut_ptr())
-        }))
-    }
-
     /// A new varlena with these bytes, in the current memory context.
     pub fn new(bytes: &[u8]) -> Varlena {
-        // SAFETY: copies the bytes.
-        Varlena(pg_sys::Datum::from(unsafe {
-            pg_sys::cstring_to_text_with_len(bytes.as_ptr().cast(), bytes.len() as c_int)
-        }))
+        // SAFETY: the body owns nothing to drop and does not panic.
+        unsafe { trap(|raw| Varlena::allocated(raw, bytes)) }
+    }
+
+    /// The value of a setting, copied, because it may be set again at any time; `None` if it is empty.
+    pub fn of_setting(setting: &GucSetting<Option<CString>>) -> Option<Varlena> {
+        // SAFETY: PostgreSQL keeps a null-terminated string or NULL there; it is copied at once.
+        let text = unsafe { setting.as_ptr().read().as_ref().map(|text| CStr::from_ptr(text)) };
+        text.filter(|text| !text.is_empty()).map(|text| Varlena::new(text.to_bytes()))
+    }
+
+    fn allocated(raw: Raw, bytes: &[u8]) -> Varlena {
+        let size = pg_sys::VARHDRSZ + bytes.len();
+        // SAFETY: palloc returns that many bytes; a value is shorter than 1 GB.
+        unsafe {
+            let place = raw.palloc(size).cast::<u8>();
+            pgrx::set_varsize_4b(place.cast(), size as c_int);
+            place.add(pg_sys::VARHDRSZ).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+            Varlena(pg_sys::Datum::from(place))
+        }
     }
 }
 
@@ -102,31 +127,27 @@ impl From<Varlena> for Value {
 }
 
 impl Value {
-    /// The datum, allocated in the current memory context where it is passed by reference.
-    pub(super) fn datum(self) -> Option<pg_sys::Datum> {
+    /// The datum, which may point to this very value: C copies it into a row.
+    pub(super) fn datum(&self, raw: Raw) -> Option<pg_sys::Datum> {
         Some(match self {
             Value::Null => return None,
             Value::Void => pg_sys::Datum::null(),
-            Value::Bool(value) => pg_sys::Datum::from(value),
-            Value::Int(value) => pg_sys::Datum::from(value),
-            Value::Long(value) | Value::Moment(value) => pg_sys::Datum::from(value),
+            Value::Bool(value) => pg_sys::Datum::from(*value),
+            Value::Int(value) => pg_sys::Datum::from(*value),
+            Value::Long(value) | Value::Moment(value) => pg_sys::Datum::from(*value),
             Value::Interval(micros) => {
-                allocated(pg_sys::Interval { time: micros, day: 0, month: 0 })
+                let interval = pg_sys::Interval { time: *micros, day: 0, month: 0 };
+                // SAFETY: palloc returns memory aligned for every PostgreSQL type, of the size asked for.
+                unsafe {
+                    let place = raw.palloc(size_of_val(&interval)).cast::<pg_sys::Interval>();
+                    place.write(interval);
+                    pg_sys::Datum::from(place)
+                }
             }
-            Value::Token(token) => allocated(token),
-            Value::Static(text) => Varlena::new(text.as_bytes()).0,
+            Value::Token(token) => pg_sys::Datum::from(token.as_ptr()),
+            Value::Static(text) => Varlena::allocated(raw, text.as_bytes()).0,
             Value::Varlena(value) => value.0,
         })
-    }
-}
-
-/// `value` in the current memory context.
-fn allocated<T: Copy>(value: T) -> pg_sys::Datum {
-    // SAFETY: palloc returns memory aligned for every PostgreSQL type, of the size asked for.
-    unsafe {
-        let place = pg_sys::palloc(size_of::<T>()).cast::<T>();
-        place.write(value);
-        pg_sys::Datum::from(place)
     }
 }
 
@@ -154,6 +175,11 @@ impl Call {
     /// A text, bytea or jsonb argument as it came.
     pub fn varlena(&self, index: usize) -> Option<Varlena> {
         self.argument(index).map(Varlena)
+    }
+
+    /// A text argument, detoasted.
+    pub fn text(&self, index: usize) -> Option<Varlena> {
+        self.varlena(index).map(Varlena::detoasted)
     }
 
     /// The bytes of a text or bytea argument.
@@ -209,12 +235,15 @@ impl Call {
         self.argument(index).map(|datum| datum.value() != 0)
     }
 
-    /// Returns a scalar.
+    /// Returns a scalar, which is passed by value or a varlena.
     pub fn value(&self, value: Value) -> pg_sys::Datum {
-        let datum = value.datum();
-        // SAFETY: fcinfo is valid during the call.
-        unsafe { (*self.fcinfo).isnull = datum.is_none() };
-        datum.unwrap_or(pg_sys::Datum::null())
+        debug_assert!(!matches!(value, Value::Token(_)));
+        // SAFETY: the body owns nothing to drop and does not panic; fcinfo is valid during the call.
+        unsafe {
+            let datum = trap(|raw| value.datum(raw));
+            (*self.fcinfo).isnull = datum.is_none();
+            datum.unwrap_or(pg_sys::Datum::null())
+        }
     }
 
     /// Returns one row of the given shape.
@@ -223,23 +252,21 @@ impl Call {
         shape: &'static Shape<N>,
         values: [Value; N],
     ) -> pg_sys::Datum {
-        let mut nulls = [false; N];
-        let mut datums = [pg_sys::Datum::null(); N];
-        for (i, value) in values.into_iter().enumerate() {
-            match value.datum() {
-                Some(datum) => datums[i] = datum,
-                None => nulls[i] = true,
-            }
-        }
-        // SAFETY: the descriptor has N columns of the types the values have.
+        let descriptor = shape.descriptor();
+        // SAFETY: the descriptor has N columns of the types the values have; the body owns nothing to drop
+        // and does not panic; fcinfo is valid during the call.
         unsafe {
-            let tuple = pg_sys::heap_form_tuple(
-                shape.descriptor(),
-                datums.as_mut_ptr(),
-                nulls.as_mut_ptr(),
-            );
             (*self.fcinfo).isnull = false;
-            pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data)
+            trap(|raw| {
+                let (mut datums, mut nulls) = ([pg_sys::Datum::null(); N], [true; N]);
+                for (i, value) in values.iter().enumerate() {
+                    if let Some(datum) = value.datum(raw) {
+                        (datums[i], nulls[i]) = (datum, false);
+                    }
+                }
+                let tuple = raw.heap_form_tuple(descriptor, datums.as_ptr(), nulls.as_ptr());
+                raw.HeapTupleHeaderGetDatum((*tuple).t_data)
+            })
         }
     }
 

@@ -20,6 +20,7 @@
 //! a lease shorter calls [`wake`] likewise. No wake-up is lost: a waiter that registers later finds the
 //! key's lock taken, provided that it asks for that before it looks (see `contention.rs`).
 
+use super::raw::Raw;
 use super::trap::{Trapped, trap};
 use idem_core::Micros;
 use idem_core::identity::{Identity, Tag};
@@ -53,26 +54,18 @@ fn locktag(tag: Tag) -> pg_sys::LOCKTAG {
     }
 }
 
-/// Restores `CurrentResourceOwner` when dropped: a plain assignment, safe during unwinding.
-struct OwnerGuard(pg_sys::ResourceOwner);
-
-impl Drop for OwnerGuard {
-    fn drop(&mut self) {
-        // SAFETY: a plain global of this single-threaded backend; the saved owner is still alive,
-        // because the call that runs under it is.
-        unsafe { pg_sys::CurrentResourceOwner = self.0 };
-    }
-}
-
-/// Runs `body` with the current (sub)transaction as the owner of what it takes or gives back.
-pub(super) fn owned_by_transaction<T>(body: impl FnOnce() -> T) -> T {
-    // SAFETY: plain globals of this single-threaded backend.
-    let _guard = unsafe {
+/// Runs `body`, within a trap, with the current (sub)transaction as the owner of what it takes or gives
+/// back. After an error the trap puts the owner back.
+pub(super) fn owned_by_transaction<T>(_: Raw, body: impl FnOnce() -> T) -> T {
+    // SAFETY: plain globals of this single-threaded backend; the owner put back is still alive,
+    // because the call that runs under it is.
+    unsafe {
         let before = pg_sys::CurrentResourceOwner;
         pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
-        OwnerGuard(before)
-    };
-    body()
+        let value = body();
+        pg_sys::CurrentResourceOwner = before;
+        value
+    }
 }
 
 /// What a try for a lock led to.
@@ -87,20 +80,15 @@ pub enum Tried {
 }
 
 fn acquire(tag: Tag, mode: Mode, dont_wait: bool) -> Tried {
-    unsafe extern "C-unwind" {
-        // Without pgrx's guard: a deadlock's report to the server log would be lost in it.
-        fn LockAcquire(
-            tag: *const pg_sys::LOCKTAG,
-            mode: pg_sys::LOCKMODE,
-            session_lock: bool,
-            dont_wait: bool,
-        ) -> pg_sys::LockAcquireResult::Type;
-    }
     let tag = locktag(tag);
-    // SAFETY: the tag is valid; the body only calls the C function.
-    let result = owned_by_transaction(|| unsafe {
-        trap(|| LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait))
-    });
+    // SAFETY: the tag is valid.
+    let result = unsafe {
+        trap(|raw| {
+            owned_by_transaction(raw, || {
+                raw.LockAcquire(&tag, mode as pg_sys::LOCKMODE, false, dont_wait)
+            })
+        })
+    };
     match result {
         pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL => Tried::Busy,
         pg_sys::LockAcquireResult::LOCKACQUIRE_OK => Tried::Taken,
@@ -143,9 +131,11 @@ fn could_take(tag: Tag, mode: Mode) -> bool {
 pub fn unlock(tag: Tag, mode: Mode) {
     let tag = locktag(tag);
     // SAFETY: the tag is valid; giving back what is not held is a WARNING and returns false.
-    owned_by_transaction(|| unsafe {
-        pg_sys::LockRelease(&tag, mode as pg_sys::LOCKMODE, false);
-    });
+    unsafe {
+        trap(|raw| {
+            owned_by_transaction(raw, || raw.LockRelease(&tag, mode as pg_sys::LOCKMODE, false))
+        })
+    };
 }
 
 /// Restores `LockTimeout` when dropped: a plain assignment, safe during unwinding.

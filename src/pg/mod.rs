@@ -5,7 +5,9 @@
 //! - [`json`]: reading jsonb
 //! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
 //! - [`trap`]: catching an error whole
+//! - [`raw`]: the C functions of the hot path, several within one trap
 //! - [`table`]: reading and writing the extension's tables without SQL
+//! - [`btree`]: a look into a primary key
 //! - [`truncate`]: emptying one of them as a whole
 //! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
 //!
@@ -14,9 +16,11 @@
 //! given back explicitly on success and left to the transaction's abort otherwise. And no `RefCell`
 //! borrow is held across a call into PostgreSQL, which may call us back.
 
+pub mod btree;
 pub mod fmgr;
 pub mod json;
 pub mod lock;
+pub mod raw;
 pub mod table;
 pub mod trap;
 pub mod truncate;
@@ -31,34 +35,35 @@ use std::ffi::CStr;
 
 /// The server's clock, as `clock_timestamp()`.
 pub fn now() -> Moment {
-    // SAFETY: reads the clock, has no preconditions.
-    unsafe { pg_sys::GetCurrentTimestamp() }
+    raw::quiet::GetCurrentTimestamp()
 }
 
 /// Random bytes for this many tokens are fetched at once: asking for 16 bytes costs as much as asking for some hundred, and
 /// was a fifth of a fresh `idem_begin`.
-const TOKENS_AT_ONCE: usize = 16;
+const TOKENS_AT_ONCE: usize = 64;
 
 thread_local! {
     /// Random bytes for the next tokens. A backend fills its own after it was forked, so no two share them.
-    static RANDOM: Cell<([Token; TOKENS_AT_ONCE], usize)> = const { Cell::new(([[0; 16]; TOKENS_AT_ONCE], 0)) };
+    static RANDOM: [Cell<Token>; TOKENS_AT_ONCE] = const { [const { Cell::new([0; 16]) }; TOKENS_AT_ONCE] };
+    /// How many of them are left.
+    static LEFT: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A new random token.
 pub fn new_token() -> Token {
-    let (mut tokens, mut left) = RANDOM.get();
-    if left == 0 {
+    if LEFT.get() == 0 {
+        let mut fresh = [[0; 16]; TOKENS_AT_ONCE];
         // SAFETY: the buffer is valid for its size.
         let ok =
-            unsafe { pg_sys::pg_strong_random(tokens.as_mut_ptr().cast(), size_of_val(&tokens)) };
+            unsafe { pg_sys::pg_strong_random(fresh.as_mut_ptr().cast(), size_of_val(&fresh)) };
         // A token that others could guess would be worse than an error.
         assert!(ok, "could not generate random bytes");
-        left = TOKENS_AT_ONCE;
+        RANDOM.with(|tokens| tokens.iter().zip(fresh).for_each(|(token, fresh)| token.set(fresh)));
+        LEFT.set(TOKENS_AT_ONCE);
     }
-    left -= 1;
-    let bytes = std::mem::take(&mut tokens[left]);
-    RANDOM.set((tokens, left));
-    idem_core::identity::token_from_random(bytes)
+    let left = LEFT.get() - 1;
+    LEFT.set(left);
+    idem_core::identity::token_from_random(RANDOM.with(|tokens| tokens[left].take()))
 }
 
 /// Lets cancel, termination and timeouts act here.
@@ -82,10 +87,15 @@ pub fn lock_timeout() -> Option<Micros> {
 
 /// Raises 25006 in a read-only transaction or on a standby, 25000 in a parallel worker.
 pub fn prevent_unless_writable(function: &CStr) {
-    // SAFETY: the name is a valid C string; both only check and raise.
+    // SAFETY: XactReadOnly is a plain global of this single-threaded backend; the name is a valid C
+    // string; both functions only raise.
     unsafe {
-        pg_sys::PreventCommandIfReadOnly(function.as_ptr());
-        pg_sys::PreventCommandIfParallelMode(function.as_ptr());
+        if pg_sys::XactReadOnly {
+            pg_sys::PreventCommandIfReadOnly(function.as_ptr());
+        }
+        if raw::quiet::IsInParallelMode() {
+            pg_sys::PreventCommandIfParallelMode(function.as_ptr());
+        }
     }
 }
 

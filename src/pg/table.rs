@@ -10,25 +10,30 @@
 //! at another instant: a miss then proves nothing. [`Look::Snapshot`] never misses, but is an ordinary read with
 //! predicate locks in SERIALIZABLE.
 //!
-//! **Writes** go through the table access method and the executor's index maintenance, so that
-//! indexes an administrator adds (on expressions, partial) are kept. Triggers, rules, foreign keys
-//! and row security do not apply to these tables.
+//! **Writes** of a table as it was made go straight into heap and primary key. If an administrator
+//! changed it ([`Table::is_plain`]) they go through the table access method and the executor's index
+//! maintenance, so that added indexes (on expressions, partial), columns and constraints are kept. Triggers,
+//! rules, foreign keys and row security do not apply to these tables.
 //!
 //! **Which table.** The tables lie in the schema of the SQL function that was called. OIDs are cached
 //! until PostgreSQL reports a change of the tables (ALTER, DROP EXTENSION); the index is
 //! always the primary key of the moment, so that REINDEX CONCURRENTLY may swap it.
 //!
 //! **Relation locks** are owned by the transaction (see `lock.rs`): a table that was only looked at is
-//! unlocked at once, one that was or will be written stays locked until the transaction ends.
+//! unlocked at once, one that was or will be written stays locked until the transaction ends, and its
+//! primary key with it: that spares the next call the lock manager.
 
+use super::btree::{self, Sought};
 use super::fmgr::{Value, Varlena};
 use super::lock::owned_by_transaction;
+use super::raw::Raw;
 use super::trap::trap;
 use idem_core::error::Error;
 use idem_core::{Micros, Moment, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::CStr;
+use std::ptr::null_mut;
 
 /// A table of the extension: its name and the types of its first columns.
 pub struct Definition {
@@ -164,23 +169,68 @@ unsafe fn has_columns(relation: pg_sys::Relation, types: &[pg_sys::BuiltinOid]) 
 const TRIES: u32 = 40;
 const PAUSE: Micros = 500;
 
-/// An open table. It must be closed once with [`Table::close`]; after an error PostgreSQL does that.
+/// Which of the `tables` have not a single block, and so no row, at a moment after the call began: much cheaper
+/// to ask than to open them. For who holds a key's lock that is as good as a look.
+///
+/// They are not locked for that, so their files may be replaced meanwhile. Whoever replaces a table's file
+/// announces that before the old file is cut down to nothing: if nothing is announced *after* the file was found
+/// empty, it was the table's own.
+pub fn are_empty<const N: usize>(
+    tables: [&Definition; N],
+    function: pg_sys::Oid,
+) -> Result<[bool; N], Error> {
+    let mut oids = [pg_sys::InvalidOid; N];
+    for (oid, table) in oids.iter_mut().zip(tables) {
+        *oid = resolve(table, function)?;
+    }
+    // SAFETY: the body owns nothing to drop and does not panic.
+    unsafe {
+        Ok(trap(|raw| {
+            raw.AcceptInvalidationMessages();
+            let mut empty = [false; N];
+            for (empty, oid) in empty.iter_mut().zip(oids) {
+                let relation = raw.RelationIdGetRelation(oid);
+                if !relation.is_null() {
+                    let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
+                    *empty = raw.RelationGetNumberOfBlocksInFork(relation, fork) == 0;
+                    raw.RelationClose(relation);
+                }
+            }
+            raw.AcceptInvalidationMessages();
+            let known = OIDS.get();
+            for ((empty, oid), table) in empty.iter_mut().zip(oids).zip(tables) {
+                *empty &= known[table.slot] == oid;
+            }
+            empty
+        }))
+    }
+}
+
+/// An open table, and its primary key if its rows can be read or written. It must be closed once with
+/// [`Table::close`]; after an error PostgreSQL does that.
 #[derive(Clone, Copy)]
 pub struct Table {
     pub(super) relation: pg_sys::Relation,
     pub(super) oid: pg_sys::Oid,
+    /// NULL if the table was opened to be maintained as a whole.
+    index: pg_sys::Relation,
     access: Access,
+}
+
+/// What trying to open a table led to.
+enum Opened {
+    Open(Table),
+    /// That needs waiting for others.
+    Busy,
+    /// The table is another one by now, or has changed.
+    Changed,
+    NoPrimaryKey,
 }
 
 impl Table {
     /// Opens and locks `table`, which lies in the schema of the SQL function `function`.
     pub fn open(table: &Definition, function: pg_sys::Oid, access: Access) -> Result<Table, Error> {
-        let lock = |oid| {
-            // SAFETY: locking is by OID, and harmless if the table is gone.
-            unsafe { pg_sys::LockRelationOid(oid, access as pg_sys::LOCKMODE) };
-            true
-        };
-        Ok(Table::open_with(table, function, access, lock)?.expect("the lock is waited for"))
+        Ok(Table::open_with(table, function, access, true)?.expect("the locks are waited for"))
     }
 
     /// As [`Table::open`], but `None` if that needs waiting for others.
@@ -189,10 +239,7 @@ impl Table {
         function: pg_sys::Oid,
         access: Access,
     ) -> Result<Option<Table>, Error> {
-        // SAFETY: as for `open`.
-        let lock =
-            |oid| unsafe { pg_sys::ConditionalLockRelationOid(oid, access as pg_sys::LOCKMODE) };
-        Table::open_with(table, function, access, lock)
+        Table::open_with(table, function, access, false)
     }
 
     /// Opens a table that nobody else has open, and that nobody will before this transaction ends; `None` if somebody has
@@ -214,22 +261,23 @@ impl Table {
         table: &Definition,
         function: pg_sys::Oid,
         access: Access,
-        lock: impl Fn(pg_sys::Oid) -> bool,
+        wait: bool,
     ) -> Result<Option<Table>, Error> {
         loop {
             let oid = resolve(table, function)?;
-            if !owned_by_transaction(|| lock(oid)) {
-                return Ok(None);
-            }
-            // SAFETY: locking takes in pending invalidations, after which a cache that still knows
-            // the OID proves that the table is there.
-            unsafe {
-                if OIDS.get()[table.slot] == oid {
-                    let relation = pg_sys::table_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
-                    return Ok(Some(Table { relation, oid, access }));
+            // SAFETY: the body owns nothing to drop and does not panic.
+            let opened = unsafe {
+                trap(|raw| owned_by_transaction(raw, || open_by_oid(raw, table, oid, access, wait)))
+            };
+            match opened {
+                Opened::Open(table) => return Ok(Some(table)),
+                Opened::Busy => return Ok(None),
+                Opened::Changed => {}
+                Opened::NoPrimaryKey => {
+                    return Err(Error::OtherVersion {
+                        found: "A table of the extension has no primary key.",
+                    });
                 }
-                let mode = access as pg_sys::LOCKMODE;
-                owned_by_transaction(|| pg_sys::UnlockRelationOid(oid, mode));
             }
         }
     }
@@ -240,7 +288,7 @@ impl Table {
             // SAFETY: the relation is open.
             unsafe {
                 let mode = Access::Write as pg_sys::LOCKMODE;
-                owned_by_transaction(|| pg_sys::LockRelationOid(self.oid, mode));
+                trap(|raw| owned_by_transaction(raw, || raw.LockRelationOid(self.oid, mode)));
             }
         }
     }
@@ -252,13 +300,17 @@ impl Table {
 
     /// Closes the table. Its lock stays until the transaction ends if it was or will be written.
     pub fn close(self, keep_lock: bool) {
-        // SAFETY: the relation is open; the lock was taken by `open`.
+        let mode = if keep_lock { pg_sys::NoLock as i32 } else { self.access as i32 };
+        // SAFETY: both relations are open, with locks that `open` took.
         unsafe {
-            pg_sys::table_close(self.relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-            if !keep_lock {
-                let mode = self.access as pg_sys::LOCKMODE;
-                owned_by_transaction(|| pg_sys::UnlockRelationOid(self.oid, mode));
-            }
+            trap(|raw| {
+                owned_by_transaction(raw, || {
+                    if !self.index.is_null() {
+                        raw.index_close(self.index, mode);
+                    }
+                    raw.table_close(self.relation, mode);
+                })
+            });
         }
     }
 
@@ -296,29 +348,67 @@ impl Table {
     }
 
     /// The row whose first column is `digest`.
-    pub fn find(&self, digest: &[u8; 16], view: &View) -> Result<Option<Row>, Error> {
-        // SAFETY: the relation is open; the scan key points to `digest`, which outlives the scan; the
-        // tuple is copied before the scan ends.
+    pub fn find(&self, digest: &[u8; 16], view: &View) -> Option<Row> {
+        // SAFETY: both relations are open; the body owns nothing to drop and does not panic.
         unsafe {
-            let index = primary_key(self.relation);
-            if index == pg_sys::InvalidOid {
-                return Err(Error::OtherVersion {
-                    found: "A table of the extension has no primary key.",
-                });
-            }
+            trap(|raw| {
+                if view.1 == Look::Newest && btree::fits(self.relation, self.index) {
+                    match btree::find(raw, self.relation, self.index, digest) {
+                        Sought::Row(tuple) => return Some(self.row(raw, tuple)),
+                        Sought::Nothing => return None,
+                        Sought::Unknown => {}
+                    }
+                }
+                self.scan_for(raw, digest, view.0)
+            })
+        }
+    }
+
+    /// # Safety
+    /// Within a trap: nothing to drop, no panic.
+    unsafe fn scan_for(
+        &self,
+        raw: Raw,
+        digest: &[u8; 16],
+        snapshot: pg_sys::Snapshot,
+    ) -> Option<Row> {
+        use pg_sys::ScanDirection::ForwardScanDirection;
+        let none = null_mut();
+        // SAFETY: the scan key points to `digest`, which outlives the scan; the slot is of the table's
+        // shape; the tuple is copied before the scan ends.
+        unsafe {
             let mut key = pg_sys::ScanKeyData::default();
-            pg_sys::ScanKeyInit(
+            raw.ScanKeyInit(
                 &mut key,
                 1,
                 pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
                 pg_sys::Oid::from(pg_sys::F_UUID_EQ),
                 pg_sys::Datum::from(digest.as_ptr()),
             );
-            let scan = pg_sys::systable_beginscan(self.relation, index, true, view.0, 1, &mut key);
-            let tuple = pg_sys::systable_getnext(scan);
-            let row = (!tuple.is_null()).then(|| self.row(pg_sys::heap_copytuple(tuple)));
-            pg_sys::systable_endscan(scan);
-            Ok(row)
+            #[cfg(feature = "pg18")]
+            let scan = raw.index_beginscan(self.relation, self.index, snapshot, null_mut(), 1, 0);
+            #[cfg(not(feature = "pg18"))]
+            let scan = raw.index_beginscan(self.relation, self.index, snapshot, 1, 0);
+            raw.index_rescan(scan, &mut key, 1, none, 0);
+            // A slot is only made for a key that is there.
+            let mut slot: *mut pg_sys::TupleTableSlot = null_mut();
+            let mut row = None;
+            while !raw.index_getnext_tid(scan, ForwardScanDirection).is_null() {
+                if slot.is_null() {
+                    slot = raw.table_slot_create(self.relation, null_mut());
+                }
+                if raw.index_fetch_heap(scan, slot)
+                    && let Some(copy) = (*(*slot).tts_ops).copy_heap_tuple
+                {
+                    row = Some(self.row(raw, copy(slot)));
+                    break;
+                }
+            }
+            raw.index_endscan(scan);
+            if !slot.is_null() {
+                raw.ExecDropSingleTupleTableSlot(slot);
+            }
+            row
         }
     }
 
@@ -381,7 +471,9 @@ impl Table {
                     break;
                 }
                 let copy = pg_sys::heap_copytuple(tuple);
-                let goes_on = visit(self.row(copy))?;
+                let row = trap(|raw| self.row(raw, copy));
+                let goes_on = visit(row)?;
+                pg_sys::pfree(row.values.cast_mut().cast());
                 pg_sys::pfree(copy.cast());
                 if !goes_on {
                     break;
@@ -393,21 +485,54 @@ impl Table {
     }
 
     /// # Safety
-    /// `tuple` is a tuple of this table in memory that outlives the call in progress.
-    unsafe fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
+    /// Within a trap; `tuple` is a row of this table, copied from its place.
+    unsafe fn row(&self, raw: Raw, tuple: pg_sys::HeapTuple) -> Row {
         // SAFETY: the arrays have as many places as the descriptor has columns.
         unsafe {
+            let place = (*tuple).t_self;
             let descriptor = (*self.relation).rd_att;
             let columns = (*descriptor).natts as usize;
-            let mut values = vec![pg_sys::Datum::null(); columns];
-            let mut nulls = vec![false; columns];
-            pg_sys::heap_deform_tuple(tuple, descriptor, values.as_mut_ptr(), nulls.as_mut_ptr());
-            Row { place: (*tuple).t_self, values, nulls }
+            let values: *mut pg_sys::Datum =
+                raw.palloc(columns * (size_of::<pg_sys::Datum>() + 1)).cast();
+            let nulls: *mut bool = values.add(columns).cast();
+            raw.heap_deform_tuple(tuple, descriptor, values, nulls);
+            Row { place, columns, values, nulls }
+        }
+    }
+
+    /// Whether the table is a heap with our columns, without constraints to check, and its only index
+    /// the primary key: as `sql/idem.sql` makes it.
+    fn is_plain(&self, our_columns: usize) -> bool {
+        if self.index.is_null() {
+            return false;
+        }
+        // SAFETY: both relations are open; the list of indexes is valid since the primary key was
+        // asked for.
+        unsafe {
+            let relation = &*self.relation;
+            let index = &*(*self.index).rd_index;
+            let constraints = (*relation.rd_att).constr;
+            relation.rd_indexvalid
+                && (*relation.rd_indexlist).length == 1
+                && (*relation.rd_att).natts as usize == our_columns
+                && our_columns <= MOST_COLUMNS
+                && (constraints.is_null()
+                    || ((*constraints).num_check == 0 && !(*constraints).has_generated_stored))
+                && (*relation.rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID
+                && (*(*self.index).rd_rel).relam == pg_sys::BTREE_AM_OID
+                && index.indnatts == 1
+                && index.indimmediate
+                && index.indisready
         }
     }
 
     /// Adds a row; columns that an administrator added behind ours become NULL.
     pub fn insert(&self, values: &[Value]) {
+        if self.is_plain(values.len()) {
+            // SAFETY: the body owns nothing to drop and does not panic.
+            unsafe { trap(|raw| self.insert_plainly(raw, values)) };
+            return;
+        }
         self.write(values, None, |slot| {
             // SAFETY: the relation is open for writing, the slot is of its shape and filled.
             unsafe { pg_sys::simple_table_tuple_insert(self.relation, slot) };
@@ -415,9 +540,53 @@ impl Table {
         });
     }
 
+    /// # Safety
+    /// Within a trap; the table is plain and open for writing.
+    unsafe fn insert_plainly(&self, raw: Raw, values: &[Value]) {
+        // SAFETY: the tuple is of the table's shape.
+        unsafe {
+            let mut columns = Columns::new(raw, values);
+            let descriptor = (*self.relation).rd_att;
+            let tuple =
+                raw.heap_form_tuple(descriptor, columns.values.as_ptr(), columns.nulls.as_ptr());
+            raw.simple_heap_insert(self.relation, tuple);
+            self.insert_index_entry(raw, &mut columns, &mut (*tuple).t_self, false);
+            raw.pfree(tuple.cast());
+            raw.CommandCounterIncrement();
+        }
+    }
+
+    /// Adds the entry of a row to the primary key.
+    ///
+    /// # Safety
+    /// Within a trap; the table is plain and open for writing.
+    unsafe fn insert_index_entry(
+        &self,
+        raw: Raw,
+        columns: &mut Columns,
+        place: &mut pg_sys::ItemPointerData,
+        unchanged: bool,
+    ) {
+        // SAFETY: the index is a btree on the first column alone, which reads nothing of the IndexInfo.
+        // A duplicate raises 23505.
+        unsafe {
+            let mut info =
+                pg_sys::IndexInfo { type_: pg_sys::NodeTag::T_IndexInfo, ..std::mem::zeroed() };
+            let (values, nulls) = (columns.values.as_mut_ptr(), columns.nulls.as_mut_ptr());
+            let unique = pg_sys::IndexUniqueCheck::UNIQUE_CHECK_YES;
+            let (index, table) = (self.index, self.relation);
+            raw.index_insert(index, values, nulls, place, table, unique, unchanged, &mut info);
+        }
+    }
+
     /// Replaces `row`, keeping columns that an administrator added; in place (HOT) as long as no
     /// indexed column changes. False if somebody (a purge) has removed the row; waits for one who is about to.
     pub fn update(&self, row: &Row, values: &[Value]) -> bool {
+        if self.is_plain(values.len()) {
+            // SAFETY: the body owns nothing to drop and does not panic.
+            let result = unsafe { trap(|raw| self.update_plainly(raw, row, values)) };
+            return is_there(result);
+        }
         let mut there = true;
         self.write(values, Some(row), |slot| {
             // SAFETY: as for insert.
@@ -428,13 +597,64 @@ impl Table {
         there
     }
 
+    /// # Safety
+    /// As for `insert_plainly`.
+    unsafe fn update_plainly(
+        &self,
+        raw: Raw,
+        row: &Row,
+        values: &[Value],
+    ) -> pg_sys::TM_Result::Type {
+        // SAFETY: the tuple is of the table's shape; where the row cannot stay on its page it gets a new
+        // index entry.
+        unsafe {
+            let mut columns = Columns::new(raw, values);
+            let mut place = row.place;
+            let mut failure = std::mem::zeroed();
+            let mut lock_mode = pg_sys::LockTupleMode::LockTupleExclusive;
+            let descriptor = (*self.relation).rd_att;
+            let tuple =
+                raw.heap_form_tuple(descriptor, columns.values.as_ptr(), columns.nulls.as_ptr());
+            let (table, command) = (self.relation, raw.GetCurrentCommandId(true));
+            let (failure, lock_mode) = (&mut failure, &mut lock_mode);
+            #[cfg(feature = "pg15")]
+            let result = raw.heap_update(
+                table,
+                &mut place,
+                tuple,
+                command,
+                null_mut(),
+                true,
+                failure,
+                lock_mode,
+            );
+            #[cfg(not(feature = "pg15"))]
+            let mut indexes = pg_sys::TU_UpdateIndexes::TU_None;
+            #[cfg(not(feature = "pg15"))]
+            let result = raw.heap_update(
+                table,
+                &mut place,
+                tuple,
+                command,
+                null_mut(),
+                true,
+                failure,
+                lock_mode,
+                &mut indexes,
+            );
+            let heap_only = (*(*tuple).t_data).t_infomask2 & pg_sys::HEAP_ONLY_TUPLE as u16 != 0;
+            if result == pg_sys::TM_Result::TM_Ok && !heap_only {
+                self.insert_index_entry(raw, &mut columns, &mut (*tuple).t_self, true);
+            }
+            raw.pfree(tuple.cast());
+            raw.CommandCounterIncrement();
+            result
+        }
+    }
+
     /// Removes `row`. False if somebody (a purge) has; waits for one who is about to.
     pub fn delete(&self, row: &Row) -> bool {
-        match self.delete_tuple(row, true) {
-            pg_sys::TM_Result::TM_Ok => true,
-            pg_sys::TM_Result::TM_Deleted => false,
-            _ => panic!("a row was changed by somebody who does not hold its key's lock"),
-        }
+        is_there(self.delete_tuple(row, true))
     }
 
     /// Removes `row`, which counts no more, unless somebody has changed it, or is about to.
@@ -448,20 +668,20 @@ impl Table {
         // SAFETY: the relation is open for writing, and so has a table access method.
         unsafe {
             let delete = (*(*self.relation).rd_tableam).tuple_delete.expect("tables have it");
-            let result = trap(|| {
-                delete(
+            trap(|raw| {
+                let result = delete(
                     self.relation,
                     &mut place,
-                    pg_sys::GetCurrentCommandId(true),
+                    raw.GetCurrentCommandId(true),
                     &raw mut pg_sys::SnapshotSelfData,
-                    std::ptr::null_mut(),
+                    null_mut(),
                     wait,
                     &mut failure,
                     false,
-                )
-            });
-            pg_sys::CommandCounterIncrement();
-            result
+                );
+                raw.CommandCounterIncrement();
+                result
+            })
         }
     }
 
@@ -488,7 +708,7 @@ impl Table {
                 pg_sys::MakeSingleTupleTableSlot(descriptor, &raw const pg_sys::TTSOpsVirtual);
             for column in 0..(*descriptor).natts as usize {
                 let datum = match values.get(column) {
-                    Some(value) => value.datum(),
+                    Some(value) => trap(|raw| value.datum(raw)),
                     None => replaced.and_then(|row| row.datum(column)),
                 };
                 (*slot).tts_values.add(column).write(datum.unwrap_or(pg_sys::Datum::null()));
@@ -500,7 +720,7 @@ impl Table {
             let result =
                 pg_sys::palloc0(size_of::<pg_sys::ResultRelInfo>()).cast::<pg_sys::ResultRelInfo>();
             (*result).type_ = pg_sys::NodeTag::T_ResultRelInfo;
-            pg_sys::InitResultRelInfo(result, self.relation, 0, std::ptr::null_mut(), 0);
+            pg_sys::InitResultRelInfo(result, self.relation, 0, null_mut(), 0);
             check_added_constraints(descriptor, values.len(), result, estate, slot);
             if let Some(entries) = write_heap(slot) {
                 pg_sys::ExecOpenIndices(result, false);
@@ -524,22 +744,13 @@ unsafe fn check_added_constraints(
     estate: *mut pg_sys::EState,
     slot: *mut pg_sys::TupleTableSlot,
 ) {
-    unsafe extern "C-unwind" {
-        // executor/nodeModifyTable.h, which pgrx's bindings leave out.
-        fn ExecComputeStoredGenerated(
-            result: *mut pg_sys::ResultRelInfo,
-            estate: *mut pg_sys::EState,
-            slot: *mut pg_sys::TupleTableSlot,
-            command: pg_sys::CmdType::Type,
-        );
-    }
     // SAFETY: the executor state and the slot are those of the row about to be written. As for an
     // INSERT, all generated columns are computed.
     unsafe {
         let Some(constraints) = (*descriptor).constr.as_ref() else { return };
         if constraints.has_generated_stored {
             let command = pg_sys::CmdType::CMD_INSERT;
-            trap(|| ExecComputeStoredGenerated(result, estate, slot, command));
+            trap(|raw| raw.ExecComputeStoredGenerated(result, estate, slot, command));
         }
         if constraints.num_check > 0 || (*descriptor).natts as usize > our_columns {
             pg_sys::ExecConstraints(result, slot, estate);
@@ -571,14 +782,14 @@ unsafe fn update_tuple(
     // SAFETY: the relation is open for writing, and so has a table access method; the slot is of its shape.
     let result = unsafe {
         let update = (*(*relation).rd_tableam).tuple_update.expect("tables have it");
-        trap(|| {
+        trap(|raw| {
             update(
                 relation,
                 &mut place,
                 slot,
-                pg_sys::GetCurrentCommandId(true),
+                raw.GetCurrentCommandId(true),
                 &raw mut pg_sys::SnapshotSelfData,
-                std::ptr::null_mut(),
+                null_mut(),
                 true,
                 &mut failure,
                 &mut lock_mode,
@@ -586,10 +797,8 @@ unsafe fn update_tuple(
             )
         })
     };
-    match result {
-        pg_sys::TM_Result::TM_Ok => {}
-        pg_sys::TM_Result::TM_Deleted => return None,
-        _ => panic!("a row was changed by somebody who does not hold its key's lock"),
+    if !is_there(result) {
+        return None;
     }
     #[cfg(feature = "pg15")]
     return Some(which.then_some(IndexEntries { update: true, summarizing: false }));
@@ -607,7 +816,7 @@ unsafe fn insert_index_entries(
     estate: *mut pg_sys::EState,
     entries: IndexEntries,
 ) {
-    let (none, empty) = (std::ptr::null_mut(), std::ptr::null_mut());
+    let (none, empty) = (null_mut(), null_mut());
     // SAFETY: the indices are open; a NIL list of arbiters and no specConflict go with
     // noDupErr = false, which raises 23505 on a duplicate.
     unsafe {
@@ -627,13 +836,91 @@ unsafe fn insert_index_entries(
     }
 }
 
-unsafe fn primary_key(relation: pg_sys::Relation) -> pg_sys::Oid {
-    // SAFETY: the relation is open.
+/// # Safety
+/// Within a trap, with the transaction as resource owner.
+unsafe fn open_by_oid(
+    raw: Raw,
+    table: &Definition,
+    oid: pg_sys::Oid,
+    access: Access,
+    wait: bool,
+) -> Opened {
+    let mode = access as pg_sys::LOCKMODE;
+    // SAFETY: locking is by OID and harmless if the relation is gone; it takes in pending invalidations, after
+    // which a cache that still knows the OID proves that it is not. The index is there as long as the table
+    // is locked.
     unsafe {
+        let lock = |relation| {
+            if wait {
+                raw.LockRelationOid(relation, mode);
+                return true;
+            }
+            raw.ConditionalLockRelationOid(relation, mode)
+        };
+        if !lock(oid) {
+            return Opened::Busy;
+        }
+        if OIDS.get()[table.slot] != oid {
+            raw.UnlockRelationOid(oid, mode);
+            return Opened::Changed;
+        }
+        let relation = raw.table_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        let open = |index| Opened::Open(Table { relation, oid, index, access });
+        if !matches!(access, Access::Read | Access::Write) {
+            return open(null_mut());
+        }
         #[cfg(feature = "pg18")]
-        return pg_sys::RelationGetPrimaryKeyIndex(relation, false);
+        let primary_key = raw.RelationGetPrimaryKeyIndex(relation, false);
         #[cfg(not(feature = "pg18"))]
-        return pg_sys::RelationGetPrimaryKeyIndex(relation);
+        let primary_key = raw.RelationGetPrimaryKeyIndex(relation);
+        if primary_key == pg_sys::InvalidOid {
+            raw.table_close(relation, mode);
+            return Opened::NoPrimaryKey;
+        }
+        if !lock(primary_key) {
+            raw.table_close(relation, mode);
+            return Opened::Busy;
+        }
+        let index = raw.index_open(primary_key, pg_sys::NoLock as pg_sys::LOCKMODE);
+        if *(*(*index).rd_index).indkey.values.as_ptr() != 1 {
+            raw.index_close(index, mode);
+            raw.table_close(relation, mode);
+            return Opened::NoPrimaryKey;
+        }
+        open(index)
+    }
+}
+
+/// Whether the row that was to be written was there. Nobody else writes rows of a key, but a purge removes them.
+fn is_there(result: pg_sys::TM_Result::Type) -> bool {
+    match result {
+        pg_sys::TM_Result::TM_Ok => true,
+        pg_sys::TM_Result::TM_Deleted => false,
+        _ => panic!("a row was changed by somebody who does not hold its key's lock"),
+    }
+}
+
+/// The values of a row to be written, as C wants them; some point into the [`Value`]s.
+struct Columns {
+    values: [pg_sys::Datum; MOST_COLUMNS],
+    nulls: [bool; MOST_COLUMNS],
+}
+
+/// At least as many as any table of the extension has.
+const MOST_COLUMNS: usize = 16;
+
+impl Columns {
+    fn new(raw: Raw, values: &[Value]) -> Columns {
+        let mut columns =
+            Columns { values: [pg_sys::Datum::null(); MOST_COLUMNS], nulls: [true; MOST_COLUMNS] };
+        let places = columns.values.iter_mut().zip(&mut columns.nulls);
+        for (value, (place, null)) in values.iter().zip(places) {
+            if let Some(datum) = value.datum(raw) {
+                *place = datum;
+                *null = false;
+            }
+        }
+        columns
     }
 }
 
@@ -672,15 +959,19 @@ unsafe fn index_on(relation: pg_sys::Relation, column: pg_sys::AttrNumber) -> Op
 
 /// A row that was found: a copy, readable as long as the current call runs. Large values may still
 /// lie outside the row and are fetched by [`Row::varlena`], for which the table must still be open.
+#[derive(Clone, Copy)]
 pub struct Row {
     place: pg_sys::ItemPointerData,
-    values: Vec<pg_sys::Datum>,
-    nulls: Vec<bool>,
+    columns: usize,
+    values: *const pg_sys::Datum,
+    nulls: *const bool,
 }
 
 impl Row {
     fn datum(&self, column: usize) -> Option<pg_sys::Datum> {
-        (!self.nulls[column]).then(|| self.values[column])
+        assert!(column < self.columns);
+        // SAFETY: both arrays have that many places.
+        unsafe { (!*self.nulls.add(column)).then(|| *self.values.add(column)) }
     }
 
     /// A NOT NULL column; XX001 if it is NULL all the same.
@@ -723,6 +1014,6 @@ impl Row {
 
     /// A text, bytea or jsonb column, complete.
     pub fn varlena(&self, column: usize) -> Option<Varlena> {
-        self.datum(column).map(|datum| Varlena(datum).detached())
+        self.datum(column).map(|datum| Varlena(datum).detoasted())
     }
 }

@@ -40,11 +40,11 @@ pub fn truncate<T>(
         let decoded =
             if is_decoded { pg_sys::lappend_oid(null_mut(), table.oid) } else { null_mut() };
         let restrict = pg_sys::DropBehavior::DROP_RESTRICT;
-        trap(|| {
+        trap(|raw| {
             #[cfg(feature = "pg15")]
-            pg_sys::ExecuteTruncateGuts(relations, oids, decoded, restrict, false);
+            raw.ExecuteTruncateGuts(relations, oids, decoded, restrict, false);
             #[cfg(not(feature = "pg15"))]
-            pg_sys::ExecuteTruncateGuts(relations, oids, decoded, restrict, false, false);
+            raw.ExecuteTruncateGuts(relations, oids, decoded, restrict, false, false);
         });
         pg_sys::CommandCounterIncrement();
         table.close(true);
@@ -86,13 +86,17 @@ unsafe fn lock_parts(relation: pg_sys::Relation) -> Option<Vec<pg_sys::Oid>> {
 fn try_lock(relation: pg_sys::Oid) -> bool {
     let mode = Access::Alone as pg_sys::LOCKMODE;
     // SAFETY: locking is by OID.
-    owned_by_transaction(|| unsafe { pg_sys::ConditionalLockRelationOid(relation, mode) })
+    unsafe {
+        trap(|raw| owned_by_transaction(raw, || raw.ConditionalLockRelationOid(relation, mode)))
+    }
 }
 
 fn unlock(relations: &[pg_sys::Oid]) {
     let mode = Access::Alone as pg_sys::LOCKMODE;
     for relation in relations {
         // SAFETY: locked by `try_lock`.
-        owned_by_transaction(|| unsafe { pg_sys::UnlockRelationOid(*relation, mode) });
+        unsafe {
+            trap(|raw| owned_by_transaction(raw, || raw.UnlockRelationOid(*relation, mode)));
+        }
     }
 }

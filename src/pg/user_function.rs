@@ -95,7 +95,7 @@ impl UserFunction {
             }
             let strict_null = (*flinfo).fn_strict && arguments.iter().any(Option::is_none);
             let address = (*flinfo).fn_addr.filter(|_| !strict_null)?;
-            let value = trap(|| address(fcinfo));
+            let value = trap(|_| address(fcinfo));
             // What it wrote is visible to what follows.
             pg_sys::CommandCounterIncrement();
             (!(*fcinfo).isnull).then_some(value)
@@ -139,7 +139,7 @@ fn check_execute(function: pg_sys::Oid) {
             pg_sys::aclcheck_error(result, pg_sys::ObjectType::OBJECT_FUNCTION, name);
         }
         if let Some(hook) = pg_sys::object_access_hook {
-            trap(|| {
+            trap(|_| {
                 hook(
                     pg_sys::ObjectAccessType::OAT_FUNCTION_EXECUTE,
                     pg_sys::ProcedureRelationId,

@@ -9,6 +9,7 @@
 //! when it is first used) may already have committed remotely when ID007 is raised.
 
 use super::fmgr::guarded;
+use super::raw::quiet::GetCurrentSubTransactionId;
 use idem_core::error::Error;
 use idem_core::held::{Claim, End, Held};
 use idem_core::identity::Identity;
@@ -46,19 +47,14 @@ pub fn claim(claim: Claim) {
         }
         HELD.set(Some(Held::default()));
     }
-    let sub = current_subtransaction();
+    let sub = GetCurrentSubTransactionId();
     with_held(|held| held.claim(claim, sub));
 }
 
 /// Marks this transaction's open claim on the key, if there is one, as ended.
 pub fn end(identity: &Identity, end: End) {
-    let sub = current_subtransaction();
+    let sub = GetCurrentSubTransactionId();
     with_held(|held| held.end(identity, end, sub));
-}
-
-fn current_subtransaction() -> pg_sys::SubTransactionId {
-    // SAFETY: reads the state of the current transaction.
-    unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
 fn with_held(body: impl FnOnce(&mut Held)) {
