@@ -265,7 +265,7 @@ impl Storage {
         }
         // An ordinary read scans an empty table all the same, for its predicate lock.
         let empty = match look {
-            Look::Newest => table::are_empty(Home::ALL.map(Home::definition), self.function)?,
+            Look::Newest => self.empty_homes(newest)?,
             Look::Snapshot => [false; HOMES],
         };
         for home in older.into_iter().chain([Home::Long, Home::Claims]) {
@@ -276,6 +276,30 @@ impl Storage {
             }
         }
         Ok(None)
+    }
+
+    /// Which homes have no row; that of `seen` is not asked for.
+    fn empty_homes(&self, seen: Home) -> Result<[bool; HOMES], Error> {
+        loop {
+            let changes = table::changes();
+            let settled = settled(changes);
+            let homes = std::array::from_fn(|slot| {
+                let home = Home::ALL[slot];
+                (!settled[slot] && home != seen).then(|| home.definition())
+            });
+            let mut empty = table::are_empty(homes, self.function)?;
+            // Now everything was heard of that was committed before this call.
+            if table::changes() != changes {
+                continue;
+            }
+            for (slot, home) in Home::ALL.into_iter().enumerate() {
+                if let (Home::Segment(segment), true) = (home, empty[slot]) {
+                    settle(self.function, segment)?;
+                }
+                empty[slot] |= settled[slot];
+            }
+            return Ok(empty);
+        }
     }
 
     fn find_in(&self, home: Home, key: &Key, view: &View) -> Result<Option<Found>, Error> {
@@ -373,6 +397,39 @@ impl Storage {
     pub fn remove(&self, found: &Found) -> Result<bool, Error> {
         Ok(self.home(found.home, Access::Write)?.delete(&found.row))
     }
+}
+
+thread_local! {
+    /// The segments that are empty until their turn comes, one bit each, and `table::changes()` when that was found.
+    static SETTLED: Cell<(u64, u8)> = const { Cell::new((0, 0)) };
+}
+
+/// The homes that are known to be empty without asking.
+fn settled(changes: u64) -> [bool; HOMES] {
+    let (then, segments) = SETTLED.get();
+    Home::ALL.map(|home| match home {
+        Home::Segment(segment) => then == changes && segments & (1 << segment) != 0,
+        Home::Claims | Home::Long => false,
+    })
+}
+
+/// Remembers that `segment` is empty and stays so, if it does: it is not the current one, and nobody is about to write to it.
+/// Whoever wants to write to it later locks it first, and so knows of the ring what is known here; and when its turn comes
+/// the ring changes. (Only SQL could fill it all the same, a data-only restore beside running sessions: then
+/// this is forgotten with the next VACUUM or ANALYZE of the table.)
+fn settle(function: pg_sys::Oid, segment: usize) -> Result<(), Error> {
+    let Some(table) = Table::try_open(&SEGMENT[segment], function, Access::Still)? else {
+        return Ok(());
+    };
+    let changes = table::changes();
+    let current = ring::read(function)?.current().map(|turn| turn.segment());
+    if current != Some(segment) && table.is_empty() {
+        let (then, segments) = SETTLED.get();
+        let segments = if then == changes { segments } else { 0 };
+        SETTLED.set((changes, segments | 1 << segment));
+    }
+    table.close(false);
+    Ok(())
 }
 
 fn stored_claim(row: &Row) -> Result<StoredClaim, Error> {

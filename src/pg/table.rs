@@ -51,6 +51,8 @@ pub const TABLES: usize = 13;
 pub enum Access {
     Read = pg_sys::AccessShareLock as isize,
     Write = pg_sys::RowExclusiveLock as isize,
+    /// Nobody else has it open to be written.
+    Still = pg_sys::ShareLock as isize,
     /// Nobody else has it open for this, or for more.
     Maintain = pg_sys::ShareUpdateExclusiveLock as isize,
     /// Nobody else has it open at all.
@@ -169,19 +171,21 @@ unsafe fn has_columns(relation: pg_sys::Relation, types: &[pg_sys::BuiltinOid]) 
 const TRIES: u32 = 40;
 const PAUSE: Micros = 500;
 
-/// Which of the `tables` have not a single block, and so no row, at a moment after the call began: much cheaper
-/// to ask than to open them. For who holds a key's lock that is as good as a look.
+/// Which of the `tables` that are given have not a single block, and so no row, at a moment after the call began: much
+/// cheaper to ask than to open them. For who holds a key's lock that is as good as a look.
 ///
 /// They are not locked for that, so their files may be replaced meanwhile. Whoever replaces a table's file
 /// announces that before the old file is cut down to nothing: if nothing is announced *after* the file was found
 /// empty, it was the table's own.
 pub fn are_empty<const N: usize>(
-    tables: [&Definition; N],
+    tables: [Option<&Definition>; N],
     function: pg_sys::Oid,
 ) -> Result<[bool; N], Error> {
     let mut oids = [pg_sys::InvalidOid; N];
     for (oid, table) in oids.iter_mut().zip(tables) {
-        *oid = resolve(table, function)?;
+        if let Some(table) = table {
+            *oid = resolve(table, function)?;
+        }
     }
     // SAFETY: the body owns nothing to drop and does not panic.
     unsafe {
@@ -189,6 +193,9 @@ pub fn are_empty<const N: usize>(
             raw.AcceptInvalidationMessages();
             let mut empty = [false; N];
             for (empty, oid) in empty.iter_mut().zip(oids) {
+                if oid == pg_sys::InvalidOid {
+                    continue;
+                }
                 let relation = raw.RelationIdGetRelation(oid);
                 if !relation.is_null() {
                     let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
@@ -199,7 +206,7 @@ pub fn are_empty<const N: usize>(
             raw.AcceptInvalidationMessages();
             let known = OIDS.get();
             for ((empty, oid), table) in empty.iter_mut().zip(oids).zip(tables) {
-                *empty &= known[table.slot] == oid;
+                *empty &= table.is_some_and(|table| known[table.slot] == oid);
             }
             empty
         }))
@@ -341,7 +348,7 @@ impl Table {
                 return counted.value() as u64;
             }
             let (mut pages, mut rows, mut visible) = (0, 0.0, 0.0);
-            let widths = std::ptr::null_mut();
+            let widths = null_mut();
             pg_sys::estimate_rel_size(self.relation, widths, &mut pages, &mut rows, &mut visible);
             rows as u64
         }
