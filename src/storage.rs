@@ -12,6 +12,7 @@
 //!
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
+use crate::pg;
 use crate::pg::fmgr::{Value, Varlena};
 use crate::pg::table::{self, Access, Definition, Look, Row, Table, View};
 use crate::pg::truncate::truncate;
@@ -280,9 +281,10 @@ impl Storage {
 
     /// Which homes have no row; that of `seen` is not asked for.
     fn empty_homes(&self, seen: Home) -> Result<[bool; HOMES], Error> {
+        let now = pg::now();
         loop {
             let changes = table::changes();
-            let settled = settled(changes);
+            let settled = settled(changes, now);
             let homes = std::array::from_fn(|slot| {
                 let home = Home::ALL[slot];
                 (!settled[slot] && home != seen).then(|| home.definition())
@@ -294,7 +296,7 @@ impl Storage {
             }
             for (slot, home) in Home::ALL.into_iter().enumerate() {
                 if let (Home::Segment(segment), true) = (home, empty[slot]) {
-                    settle(self.function, segment)?;
+                    settle(self.function, segment, now)?;
                 }
                 empty[slot] |= settled[slot];
             }
@@ -399,34 +401,50 @@ impl Storage {
     }
 }
 
+/// What is known of segments that are empty until their turn comes.
+#[derive(Clone, Copy)]
+struct Settled {
+    /// `table::changes()` when that was found, and the moment.
+    changes: u64,
+    since: Moment,
+    /// One bit each.
+    segments: u8,
+}
+
+/// Only SQL could fill such a segment all the same (a data-only restore beside running sessions, logical replication). So what
+/// is known is found anew after so long.
+const SETTLED_FOR: Micros = 1_000_000;
+
 thread_local! {
-    /// The segments that are empty until their turn comes, one bit each, and `table::changes()` when that was found.
-    static SETTLED: Cell<(u64, u8)> = const { Cell::new((0, 0)) };
+    static SETTLED: Cell<Settled> = const { Cell::new(Settled { changes: 0, since: 0, segments: 0 }) };
 }
 
 /// The homes that are known to be empty without asking.
-fn settled(changes: u64) -> [bool; HOMES] {
-    let (then, segments) = SETTLED.get();
+fn settled(changes: u64, now: Moment) -> [bool; HOMES] {
+    let known = SETTLED.get();
+    let counts = known.changes == changes && (0..SETTLED_FOR).contains(&(now - known.since));
     Home::ALL.map(|home| match home {
-        Home::Segment(segment) => then == changes && segments & (1 << segment) != 0,
+        Home::Segment(segment) => counts && known.segments & (1 << segment) != 0,
         Home::Claims | Home::Long => false,
     })
 }
 
 /// Remembers that `segment` is empty and stays so, if it does: it is not the current one, and nobody is about to write to it.
 /// Whoever wants to write to it later locks it first, and so knows of the ring what is known here; and when its turn comes
-/// the ring changes. (Only SQL could fill it all the same, a data-only restore beside running sessions: then
-/// this is forgotten with the next VACUUM or ANALYZE of the table.)
-fn settle(function: pg_sys::Oid, segment: usize) -> Result<(), Error> {
+/// the ring changes.
+fn settle(function: pg_sys::Oid, segment: usize, now: Moment) -> Result<(), Error> {
     let Some(table) = Table::try_open(&SEGMENT[segment], function, Access::Still)? else {
         return Ok(());
     };
     let changes = table::changes();
     let current = ring::read(function)?.current().map(|turn| turn.segment());
     if current != Some(segment) && table.is_empty() {
-        let (then, segments) = SETTLED.get();
-        let segments = if then == changes { segments } else { 0 };
-        SETTLED.set((changes, segments | 1 << segment));
+        let mut known = SETTLED.get();
+        if known.changes != changes || now - known.since >= SETTLED_FOR || now < known.since {
+            known = Settled { changes, since: now, segments: 0 };
+        }
+        known.segments |= 1 << segment;
+        SETTLED.set(known);
     }
     table.close(false);
     Ok(())

@@ -7,7 +7,6 @@
 //! - [`trap`]: catching an error whole
 //! - [`raw`]: the C functions of the hot path, several within one trap
 //! - [`table`]: reading and writing the extension's tables without SQL
-//! - [`btree`]: a look into a primary key
 //! - [`truncate`]: emptying one of them as a whole
 //! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
 //!
@@ -16,7 +15,6 @@
 //! given back explicitly on success and left to the transaction's abort otherwise. And no `RefCell`
 //! borrow is held across a call into PostgreSQL, which may call us back.
 
-pub mod btree;
 pub mod fmgr;
 pub mod json;
 pub mod lock;

@@ -10,7 +10,6 @@
 //! The compiler holds two sides of this: a [`Raw`] comes from `trap` only, so that nothing here can be called
 //! without one, and `trap` refuses a body that has captured something to drop.
 
-use super::btree::ScanInsert;
 use pgrx::pg_sys::*;
 use std::ffi::{c_int, c_void};
 
@@ -82,24 +81,6 @@ raw! {
     fn index_endscan(scan: IndexScanDesc);
     fn table_slot_create(table: Relation, list: *mut *mut List) -> *mut TupleTableSlot;
     fn ExecDropSingleTupleTableSlot(slot: *mut TupleTableSlot);
-    fn _bt_mkscankey(index: Relation, tuple: IndexTuple) -> *mut ScanInsert;
-    #[cfg(feature = "pg15")]
-    fn _bt_search(index: Relation, key: *mut ScanInsert, leaf: *mut Buffer, lock: c_int, snapshot: Snapshot) -> *mut c_void;
-    #[cfg(feature = "pg16")]
-    fn _bt_search(index: Relation, table: Relation, key: *mut ScanInsert, leaf: *mut Buffer, lock: c_int, snapshot: Snapshot) -> *mut c_void;
-    #[cfg(any(feature = "pg17", feature = "pg18"))]
-    fn _bt_search(index: Relation, table: Relation, key: *mut ScanInsert, leaf: *mut Buffer, lock: c_int) -> *mut c_void;
-    fn _bt_freestack(stack: *mut c_void);
-    fn _bt_compare(index: Relation, key: *mut ScanInsert, page: Page, entry: OffsetNumber) -> i32;
-    fn _bt_relandgetbuf(index: Relation, buffer: Buffer, block: BlockNumber, lock: c_int) -> Buffer;
-    fn _bt_relbuf(index: Relation, buffer: Buffer);
-    fn ReadBuffer(table: Relation, block: BlockNumber) -> Buffer;
-    fn LockBuffer(buffer: Buffer, lock: c_int);
-    fn UnlockReleaseBuffer(buffer: Buffer);
-    fn heap_page_prune_opt(table: Relation, buffer: Buffer);
-    fn heap_hot_search_buffer(place: ItemPointer, table: Relation, buffer: Buffer, snapshot: Snapshot, tuple: HeapTuple, all_dead: *mut bool, first: bool) -> bool;
-    fn heap_copytuple(tuple: HeapTuple) -> HeapTuple;
-    fn pgstat_assoc_relation(relation: Relation);
     fn heap_deform_tuple(tuple: HeapTuple, descriptor: TupleDesc, values: *mut Datum, nulls: *mut bool);
     fn pg_detoast_datum_packed(value: *mut varlena) -> *mut varlena;
 

@@ -23,7 +23,6 @@
 //! unlocked at once, one that was or will be written stays locked until the transaction ends, and its
 //! primary key with it: that spares the next call the lock manager.
 
-use super::btree::{self, Sought};
 use super::fmgr::{Value, Varlena};
 use super::lock::owned_by_transaction;
 use super::raw::Raw;
@@ -357,18 +356,7 @@ impl Table {
     /// The row whose first column is `digest`.
     pub fn find(&self, digest: &[u8; 16], view: &View) -> Option<Row> {
         // SAFETY: both relations are open; the body owns nothing to drop and does not panic.
-        unsafe {
-            trap(|raw| {
-                if view.1 == Look::Newest && btree::fits(self.relation, self.index) {
-                    match btree::find(raw, self.relation, self.index, digest) {
-                        Sought::Row(tuple) => return Some(self.row(raw, tuple)),
-                        Sought::Nothing => return None,
-                        Sought::Unknown => {}
-                    }
-                }
-                self.scan_for(raw, digest, view.0)
-            })
-        }
+        unsafe { trap(|raw| self.scan_for(raw, digest, view.0)) }
     }
 
     /// # Safety
