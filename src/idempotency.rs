@@ -13,6 +13,7 @@ use crate::pg::table::{Access, Look};
 use crate::pg::user_function::UserFunction;
 use crate::pg::{self, fmgr::Varlena, xact};
 use crate::settings;
+use crate::statistics::{Counter, count};
 use crate::storage::{Found, Key, Storage, Stored, StoredClaim, StoredCompletion};
 use idem_core::decision::{self, Decision, Request, same_owner, same_request};
 use idem_core::error::{Error, Lost};
@@ -58,6 +59,18 @@ pub enum Begun {
 
 /// Claims `key`, or says who or what is in the way.
 pub fn begin(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Begun, Error> {
+    let begun = begin_uncounted(function, key, claiming)?;
+    match &begun {
+        Begun::Completed(_) => count(Counter::Replayed),
+        Begun::InProgress { .. } => count(Counter::InProgress),
+        Begun::Mismatch => count(Counter::Mismatch),
+        Begun::Denied => count(Counter::Denied),
+        Begun::Acquired { .. } | Begun::Abandoned(_) => {}
+    }
+    Ok(begun)
+}
+
+fn begin_uncounted(function: pg_sys::Oid, key: &Key, claiming: &Claiming) -> Result<Begun, Error> {
     if let Some(claim) = xact::open(&key.identity) {
         return begin_again(function, key, claim, claiming);
     }
@@ -178,6 +191,7 @@ fn acquire(
         claim.fingerprint = claim.fingerprint.or(taken.fingerprint);
         claim.owner = claim.owner.or(taken.owner);
         claim.checkpoint = taken.checkpoint;
+        count(Counter::TakenOver);
     }
     if claiming.lease.is_some() {
         if !storage.put_claim(key, &claim, found)? {
@@ -281,6 +295,7 @@ pub fn complete(
         }
     }
     xact::end(&key.identity, End::Completed);
+    count(Counter::Executed);
     Ok(())
 }
 
@@ -346,6 +361,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
         Err(_) => return Ok(false),
     }
     xact::end(&key.identity, End::Released);
+    count(Counter::Released);
     Ok(true)
 }
 

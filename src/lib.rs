@@ -14,6 +14,7 @@ mod pg;
 mod purge;
 mod ring;
 mod settings;
+mod statistics;
 mod storage;
 
 pgrx::pg_module_magic!(name, version);
@@ -25,4 +26,6 @@ pgrx::extension_sql_file!("../sql/idem.sql", name = "idem", finalize);
 #[pgrx::pg_guard]
 pub extern "C-unwind" fn _PG_init() {
     settings::define();
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    pg::shmem::reserve();
 }

@@ -20,6 +20,7 @@ use crate::pg;
 use crate::pg::fmgr::Varlena;
 use crate::pg::lock::{self, Mode, Tried};
 use crate::pg::table::Access;
+use crate::statistics::{Counter, count};
 use crate::storage::Key;
 use idem_core::error::{Error, LockLost};
 use idem_core::lease::{self, Lease, Take};
@@ -77,6 +78,7 @@ pub fn take(
                     // Unless the row was purged meanwhile: then look again, for the floor.
                     if leases.put(name, &row, found.as_ref()) {
                         pg::force_sync_commit();
+                        count(Counter::LocksAcquired);
                         let answer = Grant { token, fence, lease_end };
                         break Seen::Answer { answer, keep_lock: true };
                     }
@@ -90,10 +92,13 @@ pub fn take(
         leases.close(matches!(seen, Seen::Answer { .. }));
         Ok(seen)
     })?;
-    Ok(taken.map_err(|Busy { lease }| Held {
-        lease_end: lease.map(|lease| lease.end),
-        retry_after: lease.map(|lease| lease.left),
-        holder: seen_holder,
+    Ok(taken.map_err(|Busy { lease }| {
+        count(Counter::LocksBusy);
+        Held {
+            lease_end: lease.map(|lease| lease.end),
+            retry_after: lease.map(|lease| lease.left),
+            holder: seen_holder,
+        }
     }))
 }
 
@@ -109,7 +114,7 @@ pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Re
         let take = lease::take(found.as_ref().map(|found| &found.stored.lease), no_floor, now)?;
         Ok(match (tried, take) {
             (Tried::Taken, Take::Free { .. }) | (Tried::HeldBefore, _) => {
-                Seen::Answer { answer: (), keep_lock: true }
+                Seen::Answer { answer: tried, keep_lock: true }
             }
             (Tried::Taken | Tried::Busy, Take::Held { lease_end }) => {
                 Seen::Leased(contention::Lease { end: lease_end, left: lease_end - now })
@@ -117,6 +122,11 @@ pub fn take_for_transaction(function: pg_sys::Oid, name: &Key, wait: Wait) -> Re
             (Tried::Busy, Take::Free { .. }) => Seen::Nothing { stale: false },
         })
     })?;
+    match taken {
+        Ok(Tried::Taken) => count(Counter::LocksAcquired),
+        Ok(_) => {}
+        Err(_) => count(Counter::LocksBusy),
+    }
     Ok(taken.is_ok())
 }
 

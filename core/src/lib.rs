@@ -16,6 +16,7 @@ pub mod lease;
 pub mod limits;
 pub mod parts;
 pub mod ring;
+pub mod tally;
 
 /// A moment: microseconds since 2000-01-01 00:00 UTC, as in PostgreSQL's `timestamptz`.
 pub type Moment = i64;

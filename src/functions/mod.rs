@@ -1,9 +1,10 @@
 //! The SQL functions: arguments in, results out. What they do is in [`crate::idempotency`],
-//! [`crate::operations`] and [`crate::locks`]; what they promise is said in `sql/idem.sql`, whose
+//! [`crate::operations`], [`crate::locks`] and [`crate::statistics`]; what they promise is said in `sql/idem.sql`, whose
 //! parameter lists the positions here follow.
 
 mod keys;
 mod locks;
+mod statistics;
 
 use crate::pg::fmgr::{Call, sql_functions};
 use crate::pg::to_utf8;
@@ -35,6 +36,8 @@ sql_functions! {
     lock_guard(3) => locks::guard;
     lock_try_xact(2) => locks::try_xact;
     lock_acquire_xact(3) => locks::acquire_xact;
+    idem_stats(0) => statistics::stats;
+    idem_stats_reset(0) => statistics::reset;
 }
 
 type Reply = Result<pg_sys::Datum, Error>;

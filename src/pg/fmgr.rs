@@ -489,7 +489,7 @@ pub unsafe fn enter(
                 found: "The SQL function has another number of arguments than the library expects.",
             });
         }
-        body(&Call { fcinfo })
+        body(&Call { fcinfo }).inspect_err(crate::statistics::count_error)
     });
     match outcome {
         Ok(datum) => datum,

@@ -21,12 +21,12 @@
 //! key's lock taken, provided that it asks for that before it looks (see `contention.rs`).
 
 use super::raw::Raw;
-use super::trap::{Trapped, trap};
+use super::trap::{Trapped, in_subtransaction, trap};
 use idem_core::Micros;
 use idem_core::identity::{Identity, Tag};
 use pgrx::pg_sys;
 use pgrx::pg_sys::errcodes::PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::resume_unwind;
 
 /// How strongly a key is locked. Who changes its holder excludes everybody; who only prolongs its
 /// claim excludes others who do.
@@ -152,38 +152,17 @@ impl Drop for LockTimeoutGuard {
 /// [`lock`], `lock_timeout` only if it is shorter than `patience`.
 pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
     let millis = i32::try_from(whole_millis(patience)).unwrap_or(i32::MAX);
-    // SAFETY: plain globals of this single-threaded backend.
-    let (users, context, owner) = unsafe {
-        (pg_sys::LockTimeout, pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner)
-    };
+    // SAFETY: a plain global of this single-threaded backend.
+    let users = unsafe { pg_sys::LockTimeout };
     let ours = users == 0 || millis < users;
-
-    // SAFETY: the pattern of PL/pgSQL's exception blocks: begin a subtransaction, come back to the
-    // caller's memory context, and at the end release or roll back, then restore context and owner.
-    unsafe {
-        pg_sys::BeginInternalSubTransaction(std::ptr::null());
-        pg_sys::MemoryContextSwitchTo(context);
-    }
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    let outcome = in_subtransaction(|| {
         let _guard = LockTimeoutGuard(users);
         if ours {
             // SAFETY: a plain global of this single-threaded backend, read when the wait begins.
             unsafe { pg_sys::LockTimeout = millis };
         }
         lock(tag, mode);
-    }));
-    // SAFETY: as above.
-    unsafe {
-        match outcome {
-            Ok(()) => pg_sys::ReleaseCurrentSubTransaction(),
-            Err(_) => {
-                pg_sys::MemoryContextSwitchTo(context);
-                pg_sys::RollbackAndReleaseCurrentSubTransaction();
-            }
-        }
-        pg_sys::MemoryContextSwitchTo(context);
-        pg_sys::CurrentResourceOwner = owner;
-    }
+    });
     match outcome {
         Ok(()) => true,
         Err(payload) => match payload.downcast_ref::<Trapped>() {

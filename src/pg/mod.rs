@@ -4,11 +4,12 @@
 //! - [`user_function`]: calling functions of users
 //! - [`json`]: reading jsonb
 //! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
-//! - [`trap`]: catching an error whole
+//! - [`trap`]: catching an error whole, undoing what failed
 //! - [`raw`]: the C functions of the hot path, several within one trap
+//! - [`shmem`]: counters that all connections share
 //! - [`table`]: reading and writing the extension's tables without SQL
 //! - [`truncate`]: emptying one of them as a whole
-//! - [`xact`]: the claims of the current transaction, kept in step with commit, rollback, savepoints
+//! - [`xact`]: the claims and counts of the current transaction, kept in step with commit, rollback, savepoints
 //!
 //! Two rules hold in all of them. A PostgreSQL error arrives as a Rust panic (pgrx or
 //! [`trap`] catches the longjmp), so nothing may be dropped by it that calls PostgreSQL again: what must be given back is
@@ -19,6 +20,7 @@ pub mod fmgr;
 pub mod json;
 pub mod lock;
 pub mod raw;
+pub mod shmem;
 pub mod table;
 pub mod trap;
 pub mod truncate;
@@ -101,6 +103,14 @@ pub fn prevent_unless_writable(function: &CStr) {
 pub fn force_sync_commit() {
     // SAFETY: sets a flag of the current transaction.
     unsafe { pg_sys::ForceSyncCommit() };
+}
+
+/// Tells the client something that is no error.
+pub fn notice(message: &'static str, hint: &'static str) {
+    let code = pg_sys::errcodes::PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE;
+    pg_sys::panic::ErrorReport::new(code, message, "")
+        .set_hint(hint)
+        .report(pgrx::PgLogLevel::NOTICE);
 }
 
 /// Refuses settings below `prefix` that nobody defined.

@@ -10,7 +10,7 @@
 use super::raw::Raw;
 use pgrx::pg_sys;
 use std::mem::{MaybeUninit, needs_drop};
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 /// A PostgreSQL error on its way to the user, as the payload of a panic.
 pub struct Trapped(pub *mut pg_sys::ErrorData);
@@ -61,4 +61,26 @@ pub unsafe fn trap<T, F: FnOnce(Raw) -> T>(body: F) -> T {
     };
     // Not panic_any: the panic hook has nothing to report of an error that is the user's.
     resume_unwind(Box::new(Trapped(error)))
+}
+
+/// Runs `body` in a subtransaction of its own. If it panics, which errors of PostgreSQL's do too, the
+/// subtransaction is rolled back, and with it whatever PostgreSQL holds for it; the payload is returned.
+pub fn in_subtransaction<T>(body: impl FnOnce() -> T) -> std::thread::Result<T> {
+    // SAFETY: the pattern of PL/pgSQL's exception blocks: begin a subtransaction, come back to the
+    // caller's memory context, and at the end release or roll back, then restore context and owner.
+    unsafe {
+        let (context, owner) = (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner);
+        pg_sys::BeginInternalSubTransaction(std::ptr::null());
+        pg_sys::MemoryContextSwitchTo(context);
+        let outcome = catch_unwind(AssertUnwindSafe(body));
+        if outcome.is_ok() {
+            pg_sys::ReleaseCurrentSubTransaction();
+        } else {
+            pg_sys::MemoryContextSwitchTo(context);
+            pg_sys::RollbackAndReleaseCurrentSubTransaction();
+        }
+        pg_sys::MemoryContextSwitchTo(context);
+        pg_sys::CurrentResourceOwner = owner;
+        outcome
+    }
 }
