@@ -1,5 +1,5 @@
 //! The SQL in the documents works: every block fenced as `sql` is executed by psql, in order, one fresh database a
-//! document. A block fenced as `sql fails XXXXX` must fail with that SQLSTATE.
+//! document. A block fenced as `sql fails XXXXX` must fail with that SQLSTATE. So are the queries in blocks of `yaml`.
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -24,12 +24,21 @@ fn blocks(document: &str) -> Vec<Block<'_>> {
         let text: Vec<&str> =
             lines.by_ref().map(|(_, line)| line).take_while(|line| *line != "```").collect();
         let mut words = info.split_whitespace();
-        if words.next() == Some("sql") {
-            let fails = words.nth(1);
-            found.push(Block { line: number + 1, fails, text: text.join("\n") });
-        }
+        let (fails, text) = match words.next() {
+            Some("sql") => (words.nth(1), text.join("\n")),
+            Some("yaml") => (None, queries(&text)),
+            _ => continue,
+        };
+        found.push(Block { line: number + 1, fails, text });
     }
     found
+}
+
+/// The values of `query: "..."`.
+fn queries(yaml: &[&str]) -> String {
+    let query =
+        |line: &&str| Some(line.trim().strip_prefix("query: \"")?.strip_suffix('"')?.to_string());
+    yaml.iter().filter_map(query).map(|query| query + ";\n").collect()
 }
 
 fn run(name: &str) {
@@ -70,7 +79,11 @@ fn run(name: &str) {
         String::from_utf8_lossy(&output.stderr)
     );
     // Roles belong to the server, which other documents share.
-    let _ = db.admin().batch_execute("DROP EXTENSION idem; DROP ROLE IF EXISTS shop");
+    let mut cleanup = "DROP EXTENSION idem CASCADE".to_string();
+    for role in document.lines().filter_map(|line| line.strip_prefix("CREATE ROLE ")) {
+        write!(cleanup, "; DROP ROLE {role}").unwrap();
+    }
+    let _ = db.admin().batch_execute(&cleanup);
 }
 
 #[test]
@@ -81,4 +94,9 @@ fn readme() {
 #[test]
 fn reference() {
     run("docs/reference.md");
+}
+
+#[test]
+fn monitoring() {
+    run("docs/monitoring.md");
 }

@@ -74,6 +74,8 @@ SELECT pg_catalog.has_function_privilege('regress_idem_victim', 'public.idem_ext
 SELECT public.idem_revoke('regress_idem_victim');
 SELECT pg_catalog.has_function_privilege('regress_idem_victim', 'public.idem_extend(pg_catalog.text,pg_catalog.uuid,pg_catalog.interval,pg_catalog.text)', 'EXECUTE') AS granted;
 SELECT public.idem_forget('hostile-lease');
+SELECT in_progress FROM public.idem_overview;
+SELECT name FROM public.lock_leases;
 
 -- The planted tables are as they were, the records are in ours.
 RESET search_path;
