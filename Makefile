@@ -11,7 +11,7 @@ export CARGO_TARGET_DIR ?= $(CURDIR)/target
 help:
 	@echo 'make demo                    payments retried in every way, on a throw-away server'
 	@echo 'make test                    all tests on PostgreSQL 15, 16, 17 and 18'
-	@echo 'make lint                    formatting and clippy'
+	@echo 'make lint                    formatting, clippy, the SQL scripts'
 	@echo 'make guards                  break each guard of the code and see its test turn red (minutes)'
 	@echo 'make psql                    psql on a throw-away server with idem'
 	@echo 'make unit                    tests without a server'
