@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress isolation client guards bench psql install clean packages
+.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install clean packages
 .NOTPARALLEL:
 
 help:
@@ -16,6 +16,7 @@ help:
 	@echo 'make psql                    psql on a throw-away server with idem'
 	@echo 'make unit                    tests without a server'
 	@echo 'make regress                 pg_regress tests    (TESTS="a b": these only;'
+	@echo 'make hostile                 the same where things are planted on the search_path'
 	@echo 'make isolation               isolation specs      ACCEPT=1: take the results as expected)'
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
@@ -37,7 +38,7 @@ psql: packages
 	@exec scripts/pg run $(ONE) -- sh -c 'psql -qXc "CREATE EXTENSION idem" && exec psql'
 
 test: packages
-	@exec scripts/test '$(or $(PG),$(MAJORS))' unit regress isolation client
+	@exec scripts/test '$(or $(PG),$(MAJORS))' unit regress hostile isolation client
 
 lint: packages
 	@exec scripts/test '$(or $(PG),$(MAJORS))' lint
@@ -48,7 +49,7 @@ unit: packages
 guards: packages
 	@scripts/guards $(ONE)
 
-regress isolation client: packages
+regress hostile isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
 # A quick run proves nothing but that it runs, and some sections are not all: their results stay out of the repository.
