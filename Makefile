@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install clean packages
+.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install dist deb packaging clean packages
 .NOTPARALLEL:
 
 help:
@@ -22,6 +22,9 @@ help:
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
 	@echo 'make install PG_CONFIG=...   build idem for a PostgreSQL of yours and install it there (DESTDIR is obeyed)'
+	@echo 'make dist                    the committed source as target/dist/idem-VERSION.zip'
+	@echo 'make deb PG=15               a Debian package for Debian'"'"'s PostgreSQL in target/dist'
+	@echo 'make packaging               build both, install them, use them, remove them (the Debian package only as root)'
 	@echo 'make clean                   delete what was built'
 	@echo 'PG=17 or PG="15 18" selects the servers.'
 
@@ -60,6 +63,16 @@ bench:
 	@QUICK='$(QUICK)' SCALE='$(SCALE)' ROUNDS='$(ROUNDS)' SECONDS_A_RUN='$(SECONDS_A_RUN)' \
 		SECTIONS='$(SECTIONS)' BENCH_OUT="$(if $(or $(filter-out 0,$(QUICK)),$(SECTIONS)),$$CARGO_TARGET_DIR/bench)" \
 		scripts/pg run $(ONE) -- "$$CARGO_TARGET_DIR/release/idem-bench"
+
+dist:
+	@scripts/package dist
+
+deb:
+	@scripts/package deb $(ONE)
+
+packaging:
+	@scripts/pg packages $(if $(filter 0,$(shell id -u)),deb)
+	@exec scripts/test '' packaging
 
 install:
 	@PG_CONFIG='$(PG_CONFIG)' DESTDIR='$(DESTDIR)' exec scripts/install
