@@ -129,6 +129,7 @@ impl Drop for TestDb {
 /// A server of its own for one test, stopped and removed at the end. It lives in the folder of `scripts/pg run`, which
 /// removes it if the test is killed.
 pub struct Server {
+    major: u32,
     dir: PathBuf,
     settings: Vec<String>,
 }
@@ -137,21 +138,36 @@ impl Server {
     /// Starts one on a new cluster; settings as `name=value`. Give `fsync=on` if it must survive more than its own crash.
     #[track_caller]
     pub fn start(settings: &[&str]) -> Self {
-        let dir = Path::new(&environment("IDEM_RUN_DIR")).join(format!(
-            "{}-{}",
-            std::process::id(),
-            unique()
-        ));
-        let server =
-            Self { dir, settings: settings.iter().map(|setting| setting.to_string()).collect() };
+        Self::start_major(major(), settings)
+    }
+
+    /// The same on another major version, on which idem must be installed ([`installed`]).
+    #[track_caller]
+    pub fn start_major(major: u32, settings: &[&str]) -> Self {
+        let settings = settings.iter().map(|setting| setting.to_string()).collect();
+        let server = Self { major, dir: Self::new_dir(), settings };
         server.start_again();
         server
+    }
+
+    /// Stops it, and moves its cluster to a newer major version with pg_upgrade.
+    #[track_caller]
+    pub fn upgrade(self, major: u32) -> Self {
+        let new = Self { major, dir: Self::new_dir(), settings: self.settings.clone() };
+        pg(&["upgrade", self.dir(), &major.to_string(), new.dir()]);
+        new.start_again();
+        new
+    }
+
+    fn new_dir() -> PathBuf {
+        let name = format!("{}-{}", std::process::id(), unique());
+        Path::new(&environment("IDEM_RUN_DIR")).join(name)
     }
 
     /// Starts it after [`stop`](Self::stop) or [`kill9`](Self::kill9), with the same settings.
     #[track_caller]
     pub fn start_again(&self) {
-        let major = major().to_string();
+        let major = self.major.to_string();
         let mut arguments = vec!["start", &major, self.dir()];
         for setting in &self.settings {
             arguments.extend(["-c", setting]);
@@ -221,9 +237,23 @@ fn script() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../scripts/pg")
 }
 
-/// Runs `scripts/pg`.
+/// The folder of this checkout's server of a major version, if it is there with idem of this very checkout installed, as
+/// `make test` has it for all majors before the one that is being tested.
 #[track_caller]
-pub fn pg(arguments: &[&str]) {
+pub fn installed(major: u32) -> Option<PathBuf> {
+    let home = PathBuf::from(pg(&["home", &major.to_string()]).trim());
+    let extension = home.join("share/extension");
+    let script = |path: &Path| std::fs::read(path).ok();
+    let ours = script(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql/idem.sql"));
+    let control = std::fs::read_to_string(extension.join("idem.control")).ok()?;
+    let version = control.lines().find_map(|line| line.strip_prefix("default_version = "))?;
+    let theirs = script(&extension.join(format!("idem--{}.sql", version.trim_matches('\''))));
+    (theirs == ours).then_some(home)
+}
+
+/// Runs `scripts/pg` and returns what it answers.
+#[track_caller]
+pub fn pg(arguments: &[&str]) -> String {
     let output = Command::new(script()).args(arguments).output().expect("scripts/pg can be run");
     assert!(
         output.status.success(),
@@ -231,4 +261,5 @@ pub fn pg(arguments: &[&str]) {
         arguments.join(" "),
         String::from_utf8_lossy(&output.stderr)
     );
+    String::from_utf8(output.stdout).expect("scripts/pg answers in UTF-8")
 }
