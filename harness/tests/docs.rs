@@ -100,3 +100,94 @@ fn reference() {
 fn monitoring() {
     run("docs/monitoring.md");
 }
+
+#[test]
+fn errors() {
+    run("docs/errors.md");
+}
+
+#[test]
+fn guarantees() {
+    run("docs/guarantees.md");
+}
+
+#[test]
+fn operations() {
+    run("docs/operations.md");
+}
+
+#[test]
+fn scaling_out() {
+    run("docs/scaling-out.md");
+}
+
+fn text(name: &str) -> String {
+    let path = format!("{}/../{name}", env!("CARGO_MANIFEST_DIR"));
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+/// What stands between two marks, without them.
+fn between<'a>(text: &'a str, open: &str, close: &str) -> Vec<&'a str> {
+    text.split(open).skip(1).filter_map(|rest| rest.split(close).next()).collect()
+}
+
+/// docs/errors.md and docs/reference.md name every SQLSTATE of the code, and none of our class that the code does not have.
+#[test]
+fn every_sqlstate_is_documented() {
+    let code = text("core/src/error.rs");
+    let body = between(&code, "pub fn sqlstate(", "\n    }\n")[0];
+    let states: std::collections::BTreeSet<&str> =
+        between(body, "=> \"", "\"").into_iter().filter(|state| state.len() == 5).collect();
+    assert!(states.len() > 10, "{states:?}");
+    let document = text("docs/errors.md");
+    let (table, sections) = document.split_once("```sql").expect("a table, then sections");
+    for state in &states {
+        assert!(
+            table.contains(&format!("`{state}`")),
+            "{state} is not in the table of docs/errors.md"
+        );
+        let section = sections.lines().any(|line| line.starts_with("## ") && line.contains(state));
+        assert!(section, "{state} has no section in docs/errors.md");
+    }
+    for name in ["docs/errors.md", "docs/reference.md", "docs/answers.md", "sql/idem.sql"] {
+        let document = text(name);
+        for (place, _) in document.match_indices("ID0") {
+            let state = &document[place..place + 5];
+            assert!(states.contains(state), "{name} names {state}, which does not exist");
+        }
+    }
+}
+
+/// Links between the documents lead somewhere, and so do the headings they name.
+#[test]
+fn links_lead_somewhere() {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut names: Vec<String> = std::fs::read_dir(root.join("docs"))
+        .expect("docs can be read")
+        .map(|entry| format!("docs/{}", entry.unwrap().file_name().to_str().unwrap()))
+        .collect();
+    for entry in std::fs::read_dir(&root).unwrap() {
+        names.push(entry.unwrap().file_name().to_str().unwrap().to_string());
+    }
+    for name in names.iter().filter(|name| name.ends_with(".md")) {
+        let document = text(name);
+        for link in between(&document, "](", ")") {
+            if link.contains("://") {
+                continue;
+            }
+            let (file, heading) = link.split_once('#').unwrap_or((link, ""));
+            let folder = root.join(name).parent().unwrap().to_path_buf();
+            let target = if file.is_empty() { root.join(name) } else { folder.join(file) };
+            assert!(target.exists(), "{name} links to {link}");
+            if !heading.is_empty() {
+                let target = std::fs::read_to_string(target).unwrap();
+                let found = target.lines().filter(|line| line.starts_with('#')).any(|line| {
+                    let title = line.trim_start_matches('#').trim().to_lowercase();
+                    let kept = title.chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
+                    kept.collect::<String>().replace(' ', "-") == heading
+                });
+                assert!(found, "{name} links to the heading {link}");
+            }
+        }
+    }
+}
