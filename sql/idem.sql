@@ -467,53 +467,53 @@ COMMENT ON FUNCTION idem_stats_reset() IS
 -- the rights of the extension's owner: nobody who may see them needs a privilege on the tables.
 
 CREATE VIEW idem_records AS
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'in_progress' ELSE 'abandoned' END AS state, owner,
-    attempt, created_at, NULL::timestamptz AS completed_at, expires_at, NULL::bigint AS result_size
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'in_progress' ELSE 'abandoned' END AS state, owner,
+    attempt, created_at, NULL::pg_catalog.timestamptz AS completed_at, expires_at, NULL::bigint AS result_size
 FROM idem_claims
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_0
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_1
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_2
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_3
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_4
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_5
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_6
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_segment_7
 UNION ALL
-SELECT scope, key, CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
     attempt, created_at, completed_at, expires_at,
-    coalesce(pg_catalog.octet_length(body), 0)::bigint + coalesce(pg_catalog.octet_length(result::text), 0)
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
 FROM idem_long;
 
 COMMENT ON VIEW idem_records IS
