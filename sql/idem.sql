@@ -117,7 +117,7 @@ COMMENT ON COLUMN idem_ring.started_at IS 'When the segment became the current o
 COMMENT ON COLUMN idem_ring.bound IS 'What is written to the segment expires by then; it is emptied afterwards.';
 
 -- As idem_purge would, with the default of idem.ttl. Other turns are dumped, this one is made anew.
-INSERT INTO idem_ring SELECT 0, t, t + interval '42 hours' FROM pg_catalog.clock_timestamp() AS t;
+INSERT INTO idem_ring SELECT 0, t, t OPERATOR(pg_catalog.+) interval '42 hours' FROM pg_catalog.clock_timestamp() AS t;
 
 CREATE TABLE idem_locks (
     digest      uuid        PRIMARY KEY,

@@ -4,6 +4,12 @@
 CREATE DATABASE regress_idem_hostile;
 \c regress_idem_hostile
 CREATE EXTENSION idem;
+-- Every name that could be met.
+CREATE TABLE member AS
+    SELECT relname FROM pg_depend JOIN pg_class ON pg_class.oid = objid
+    WHERE classid = 'pg_class'::regclass AND refclassid = 'pg_extension'::regclass AND deptype = 'e'
+        AND refobjid = (SELECT oid FROM pg_extension WHERE extname = 'idem');
+GRANT SELECT ON member TO PUBLIC;
 CREATE ROLE regress_idem_hostile;
 CREATE ROLE regress_idem_victim;
 SELECT idem_grant('regress_idem_hostile');
@@ -21,6 +27,18 @@ INSERT INTO evil.idem_segment_0
     SELECT uuid 'b98e9326-c737-b541-ce3b-0951f4bb8b74', gen_random_uuid(), now(), now(), now() + interval '1 day', 1, '', 'a', NULL, NULL, '"planted"', NULL;
 CREATE TEMP TABLE idem_segment_0 AS SELECT * FROM evil.idem_segment_0;
 CREATE TEMP TABLE idem_claims AS SELECT * FROM evil.idem_claims;
+-- Empty ones for all others, also where temporary objects come first.
+DO $$
+DECLARE
+    place text;
+    name text;
+BEGIN
+    FOR place, name IN SELECT place.place, relname FROM member, unnest(ARRAY['evil', 'pg_temp']) AS place (place) LOOP
+        IF to_regclass(format('%s.%I', place, name)) IS NULL THEN
+            EXECUTE format('CREATE TABLE %s.%I (one integer PRIMARY KEY)', place, name);
+        END IF;
+    END LOOP;
+END $$;
 -- Types, functions and operators like PostgreSQL's.
 CREATE FUNCTION evil.planted_bool(anyelement, anyelement) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
 CREATE FUNCTION evil.planted(uuid, uuid) RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'planted operator'; END $$;
@@ -66,6 +84,17 @@ SELECT status, attempt FROM public.idem_begin('hostile-lease', lease => '1h');
 SELECT public.idem_release('hostile-lease', :'held');
 SELECT state, result FROM public.idem_get('a');
 SELECT state, result FROM public.idem_get('hostile-lease');
+SELECT public.idem_once('hostile-once'), public.idem_once('hostile-once');
+SELECT token AS held FROM public.idem_begin('hostile-checkpoint', lease => '1h') \gset
+SELECT public.idem_checkpoint('hostile-checkpoint', '{"step": 1}', token => :'held');
+SELECT public.idem_complete('hostile-checkpoint', '1', token => :'held', ttl => '365 days');
+SELECT state, result FROM public.idem_get('hostile-checkpoint');
+CREATE FUNCTION evil.work(pg_catalog.jsonb) RETURNS pg_catalog.jsonb LANGUAGE sql RETURN $1;
+SELECT public.idem_run('hostile-run', 'evil.work(pg_catalog.jsonb)', '{"a": 1}'), public.idem_run('hostile-run', 'evil.work(pg_catalog.jsonb)', '{"a": 1.0}');
+SELECT acquired, token AS held FROM public.lock_try('hostile-lock', ttl => '1h') \gset
+SELECT public.lock_guard('hostile-lock', :'held') IS NOT NULL AS guarded, public.lock_extend('hostile-lock', :'held') IS NOT NULL AS extended;
+SELECT public.lock_unlock('hostile-lock', :'held'), public.lock_try_xact('hostile-xact'), public.lock_acquire_xact('hostile-xact');
+SELECT (public.lock_acquire('hostile-lock')).acquired;
 
 -- An administrator with the same path.
 RESET ROLE;
@@ -76,6 +105,8 @@ SELECT pg_catalog.has_function_privilege('regress_idem_victim', 'public.idem_ext
 SELECT public.idem_forget('hostile-lease');
 SELECT in_progress FROM public.idem_overview;
 SELECT name FROM public.lock_leases;
+SELECT public.idem_purge();
+SELECT key, state, result_size FROM public.idem_records ORDER BY pg_catalog.length(key), state, result_size;
 
 -- The planted tables are as they were, the records are in ours.
 RESET search_path;
