@@ -527,33 +527,33 @@ tables AS (
     SELECT c.oid, c.relname
     FROM pg_catalog.pg_extension AS e
     JOIN pg_catalog.pg_depend AS d
-        ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.refobjid = e.oid
-        AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype = 'e'
-    JOIN pg_catalog.pg_class AS c ON c.oid = d.objid AND c.relkind = 'r'
-    WHERE e.extname = 'idem'
+        ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+        AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass AND d.deptype OPERATOR(pg_catalog.=) 'e'
+    JOIN pg_catalog.pg_class AS c ON c.oid OPERATOR(pg_catalog.=) d.objid AND c.relkind OPERATOR(pg_catalog.=) 'r'
+    WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
 ),
 -- What idem_purge would remove now: segments that are over and not empty, and the rows of idem_long that are.
 purgeable AS (
     SELECT pg_catalog.pg_stat_get_live_tuples(t.oid) AS records, turn.bound AS since
-    FROM (SELECT DISTINCT ON (segment) turn % bigint '8' AS segment, bound FROM idem_ring ORDER BY segment, turn DESC) AS turn
+    FROM (SELECT DISTINCT ON (segment) turn OPERATOR(pg_catalog.%) bigint '8' AS segment, bound FROM idem_ring ORDER BY segment, turn DESC) AS turn
     JOIN tables AS t ON t.relname OPERATOR(pg_catalog.=) pg_catalog.format('idem_segment_%s', turn.segment)
-    WHERE turn.bound <= (SELECT now FROM clock) AND pg_catalog.pg_relation_size(t.oid::pg_catalog.regclass) > 0
+    WHERE turn.bound OPERATOR(pg_catalog.<=) (SELECT now FROM clock) AND pg_catalog.pg_relation_size(t.oid::pg_catalog.regclass) OPERATOR(pg_catalog.>) 0
     UNION ALL
-    SELECT pg_catalog.count(*), pg_catalog.min(expires_at) FROM idem_long WHERE expires_at <= (SELECT now FROM clock)
+    SELECT pg_catalog.count(*), pg_catalog.min(expires_at) FROM idem_long WHERE expires_at OPERATOR(pg_catalog.<=) (SELECT now FROM clock)
 )
 SELECT claims.*, locks.*, records.*, purge.*, size.*
 FROM
     clock,
     LATERAL (
         SELECT
-            pg_catalog.count(*) FILTER (WHERE expires_at > clock.now) AS in_progress,
-            pg_catalog.min(created_at) FILTER (WHERE expires_at > clock.now) AS oldest_in_progress,
-            pg_catalog.count(*) FILTER (WHERE expires_at <= clock.now) AS abandoned,
-            pg_catalog.min(expires_at) FILTER (WHERE expires_at <= clock.now) AS oldest_abandoned
+            pg_catalog.count(*) FILTER (WHERE expires_at OPERATOR(pg_catalog.>) clock.now) AS in_progress,
+            pg_catalog.min(created_at) FILTER (WHERE expires_at OPERATOR(pg_catalog.>) clock.now) AS oldest_in_progress,
+            pg_catalog.count(*) FILTER (WHERE expires_at OPERATOR(pg_catalog.<=) clock.now) AS abandoned,
+            pg_catalog.min(expires_at) FILTER (WHERE expires_at OPERATOR(pg_catalog.<=) clock.now) AS oldest_abandoned
         FROM idem_claims
     ) AS claims,
     LATERAL (
-        SELECT pg_catalog.count(*) AS locks_held FROM idem_locks WHERE token IS NOT NULL AND expires_at > clock.now
+        SELECT pg_catalog.count(*) AS locks_held FROM idem_locks WHERE token IS NOT NULL AND expires_at OPERATOR(pg_catalog.>) clock.now
     ) AS locks,
     (
         SELECT pg_catalog.sum(pg_catalog.pg_stat_get_live_tuples(oid))::bigint AS completed_estimate
@@ -584,7 +584,7 @@ SELECT
     name,
     CASE
         WHEN token IS NULL THEN 'free'
-        WHEN expires_at <= pg_catalog.clock_timestamp() THEN 'expired'
+        WHEN expires_at OPERATOR(pg_catalog.<=) pg_catalog.clock_timestamp() THEN 'expired'
         ELSE 'held'
     END AS state,
     holder,
