@@ -1,0 +1,585 @@
+-- idem: idempotency keys and locks.
+--
+-- This script is the public face of the extension: every object, what it promises, who may use it.
+-- Parameter names and their order never change. No function is STRICT: a NULL key is an error, never
+-- a NULL row that a caller could take for "go".
+--
+-- SQLSTATEs of its own: ID001 in progress, ID002 fingerprint mismatch, ID003 claim lost, ID004 owner
+-- mismatch, ID005 abandoned, ID006 result too large, ID007 claim open at COMMIT, ID011 lock lost.
+-- All writers raise 22023 or 22004 for a bad or NULL argument and 25006 in a read-only transaction.
+
+\echo Use "CREATE EXTENSION idem" to load this file. \quit
+
+-- Tables -----------------------------------------------------------------------------------------
+--
+-- Written by the functions only, without SQL: triggers, rules and row security on them have no
+-- effect. The digest is computed from scope and key (docs: core/src/identity.rs).
+
+CREATE TABLE idem_claims (
+    digest      uuid        PRIMARY KEY,
+    token       uuid        NOT NULL,
+    created_at  timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    lease       interval    NOT NULL,
+    attempt     integer     NOT NULL,
+    scope       text        NOT NULL,
+    key         text        NOT NULL,
+    owner       text,
+    fingerprint bytea,
+    checkpoint  jsonb
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem_claims IS
+    'Open claims on a lease: one row a key, updated in place, gone when the claim is completed or released.';
+COMMENT ON COLUMN idem_claims.digest IS 'First 16 bytes of SHA-256 over scope and key.';
+COMMENT ON COLUMN idem_claims.token IS 'Proves the claim; given to the holder only.';
+COMMENT ON COLUMN idem_claims.created_at IS 'When the key was first claimed; a takeover keeps it.';
+COMMENT ON COLUMN idem_claims.expires_at IS 'End of the lease; from then on anyone may take over.';
+COMMENT ON COLUMN idem_claims.lease IS 'The lease as given; idem_extend repeats it.';
+COMMENT ON COLUMN idem_claims.attempt IS '1 for the first holder, 1 more with each takeover.';
+COMMENT ON COLUMN idem_claims.owner IS 'Whose claim it is; NULL: anybody''s.';
+COMMENT ON COLUMN idem_claims.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+COMMENT ON COLUMN idem_claims.checkpoint IS 'How far the work has come, for the next attempt.';
+
+-- Finished records: a ring of segments, insert only. One of them is the current one; each is emptied as a
+-- whole when its bound has passed, so vacuum is not told of inserts. idem_long has the records that outlive the bound.
+
+CREATE TABLE idem_segment_0 (
+    digest       uuid        PRIMARY KEY,
+    token        uuid        NOT NULL,
+    created_at   timestamptz NOT NULL,
+    completed_at timestamptz NOT NULL,
+    expires_at   timestamptz NOT NULL,
+    attempt      integer     NOT NULL,
+    scope        text        NOT NULL,
+    key          text        NOT NULL,
+    owner        text,
+    fingerprint  bytea,
+    result       jsonb,
+    body         bytea
+) WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+COMMENT ON COLUMN idem_segment_0.digest IS 'First 16 bytes of SHA-256 over scope and key.';
+COMMENT ON COLUMN idem_segment_0.token IS 'Token of the claim that completed the key.';
+COMMENT ON COLUMN idem_segment_0.created_at IS 'When the key was first claimed.';
+COMMENT ON COLUMN idem_segment_0.expires_at IS 'End of the ttl; from then on the record counts as absent.';
+COMMENT ON COLUMN idem_segment_0.attempt IS 'Number of the attempt that finished.';
+COMMENT ON COLUMN idem_segment_0.owner IS 'Whose record it is; NULL: anybody''s.';
+COMMENT ON COLUMN idem_segment_0.fingerprint IS 'SHA-256 of the fingerprint given to idem_begin.';
+
+CREATE TABLE idem_segment_1 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_2 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_3 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_4 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_5 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_6 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+CREATE TABLE idem_segment_7 (LIKE idem_segment_0 INCLUDING ALL)
+    WITH (autovacuum_vacuum_insert_threshold = -1, toast.autovacuum_vacuum_insert_threshold = -1);
+
+CREATE TABLE idem_long (LIKE idem_segment_0 INCLUDING ALL);
+CREATE INDEX idem_long_expires_at ON idem_long (expires_at);
+
+COMMENT ON TABLE idem_segment_0 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_1 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_2 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_3 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_4 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_5 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_6 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_segment_7 IS
+    'Finished records, insert only: one row a key, counting until expires_at; emptied as a whole.';
+COMMENT ON TABLE idem_long IS
+    'Finished records that outlive the current segment, deleted one by one.';
+
+CREATE TABLE idem_ring (
+    turn       bigint      PRIMARY KEY,
+    started_at timestamptz NOT NULL,
+    bound      timestamptz NOT NULL
+);
+
+COMMENT ON TABLE idem_ring IS
+    'Which segment is written to: the one of the highest turn, turn modulo 8. Written by idem_purge.';
+COMMENT ON COLUMN idem_ring.turn IS 'Number of the turn; its segment is idem_segment_(turn modulo 8).';
+COMMENT ON COLUMN idem_ring.started_at IS 'When the segment became the current one.';
+COMMENT ON COLUMN idem_ring.bound IS 'What is written to the segment expires by then; it is emptied afterwards.';
+
+-- As idem_purge would, with the default of idem.ttl. Other turns are dumped, this one is made anew.
+INSERT INTO idem_ring SELECT 0, t, t OPERATOR(pg_catalog.+) interval '42 hours' FROM pg_catalog.clock_timestamp() AS t;
+
+CREATE TABLE idem_locks (
+    digest      uuid        PRIMARY KEY,
+    token       uuid,
+    fence       bigint      NOT NULL,
+    acquired_at timestamptz NOT NULL,
+    expires_at  timestamptz NOT NULL,
+    ttl         interval    NOT NULL,
+    scope       text        NOT NULL,
+    name        text        NOT NULL,
+    holder      text
+) WITH (fillfactor = 50);
+
+COMMENT ON TABLE idem_locks IS
+    'Lease locks: one row a name, updated in place, kept while the lock is free because it carries the fence.';
+COMMENT ON COLUMN idem_locks.digest IS 'First 16 bytes of SHA-256 over scope and name.';
+COMMENT ON COLUMN idem_locks.token IS 'Proves the holder; NULL when the lock is unlocked.';
+COMMENT ON COLUMN idem_locks.fence IS 'Number of the last grant, rising with each.';
+COMMENT ON COLUMN idem_locks.acquired_at IS 'When the lock was last taken.';
+COMMENT ON COLUMN idem_locks.expires_at IS 'End of the last lease, or when it was unlocked; from then on the lock is free.';
+COMMENT ON COLUMN idem_locks.ttl IS 'The ttl as given; lock_extend repeats it.';
+COMMENT ON COLUMN idem_locks.holder IS 'What the holder calls itself.';
+
+CREATE TABLE idem_floors (
+    fence     bigint      PRIMARY KEY,
+    purged_at timestamptz NOT NULL
+);
+
+COMMENT ON TABLE idem_floors IS
+    'What is left of purged rows of idem_locks: no fence is given at or below the highest of these.';
+COMMENT ON COLUMN idem_floors.fence IS 'The highest fence of the rows that a purge removed.';
+COMMENT ON COLUMN idem_floors.purged_at IS 'When it did.';
+
+-- pg_dump takes the rows along: a restored database replays what the dumped one had completed.
+SELECT pg_catalog.pg_extension_config_dump('idem_claims', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_0', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_1', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_2', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_3', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_4', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_5', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_6', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_segment_7', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_long', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_ring', 'WHERE turn > 0');
+SELECT pg_catalog.pg_extension_config_dump('idem_locks', '');
+SELECT pg_catalog.pg_extension_config_dump('idem_floors', '');
+
+-- Idempotency keys -------------------------------------------------------------------------------
+
+CREATE FUNCTION idem_begin(
+    key text,
+    fingerprint bytea = NULL,
+    scope text = NULL,
+    owner text = NULL,
+    lease interval = NULL,
+    wait interval = NULL,
+    takeover boolean = true,
+    OUT status text,
+    OUT token uuid,
+    OUT result jsonb,
+    OUT body bytea,
+    OUT attempt integer,
+    OUT checkpoint jsonb,
+    OUT retry_after interval,
+    OUT completed_at timestamptz,
+    OUT expires_at timestamptz
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_begin';
+
+COMMENT ON FUNCTION idem_begin(text, bytea, text, text, interval, interval, boolean) IS
+    'Claims a key. status: acquired (run the work, then idem_complete), completed (answer with result, body), in_progress (retry later), mismatch (the key belongs to another request), denied (it belongs to another owner), abandoned (a lease ran out, and takeover is false). Without a lease the claim belongs to the transaction and must end before COMMIT; with one it is a row of its own. Never blocks unless given a wait (default: setting idem.wait).';
+
+CREATE FUNCTION idem_complete(
+    key text,
+    result jsonb = NULL,
+    body bytea = NULL,
+    token uuid = NULL,
+    scope text = NULL,
+    ttl interval = NULL
+) RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_complete';
+
+COMMENT ON FUNCTION idem_complete(text, jsonb, bytea, uuid, text, interval) IS
+    'Completes a claim and stores its result for ttl (default: setting idem.ttl); takes effect with COMMIT. Without a token: the claim of this transaction. ID003 if the token does not hold the key, ID006 if the result is too large. Repeating it changes nothing.';
+
+CREATE FUNCTION idem_release(
+    key text,
+    token uuid = NULL,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_release';
+
+COMMENT ON FUNCTION idem_release(text, uuid, text) IS
+    'Gives a claim up, so that the next caller may run. False if the token (without one: this transaction) does not hold the key. Never touches a completed record; safe to call always.';
+
+CREATE FUNCTION idem_extend(
+    key text,
+    token uuid = NULL,
+    lease interval = NULL,
+    scope text = NULL
+) RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_extend';
+
+COMMENT ON FUNCTION idem_extend(text, uuid, interval, text) IS
+    'Gives a claim a new lease from now on (default: its own again) and returns its end. ID003 if the token does not hold the key, 22023 for a claim without a lease.';
+
+CREATE FUNCTION idem_checkpoint(
+    key text,
+    checkpoint jsonb,
+    token uuid = NULL,
+    lease interval = NULL,
+    scope text = NULL
+) RETURNS void
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_checkpoint';
+
+COMMENT ON FUNCTION idem_checkpoint(text, jsonb, uuid, interval, text) IS
+    'Saves how far the work on a claim has come and prolongs its lease, as idem_extend does; a takeover gets it from idem_begin. ID003 if the token does not hold the key, 22023 for a claim without a lease.';
+
+CREATE FUNCTION idem_run(
+    key text,
+    func regprocedure,
+    request jsonb = NULL,
+    scope text = NULL,
+    owner text = NULL,
+    wait interval = NULL,
+    ttl interval = NULL,
+    takeover boolean = true
+) RETURNS jsonb
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME', 'idem_run';
+
+COMMENT ON FUNCTION idem_run(text, regprocedure, jsonb, text, text, interval, interval, boolean) IS
+    'Runs func(request) once, with the rights of the caller, and stores its result; a retry gets what is stored. Raises ID001 (in progress), ID002 (another request), ID004 (another owner), ID005 (abandoned); an error of func arrives as it is, and nothing is stored.';
+
+CREATE FUNCTION idem_once(
+    key text,
+    scope text = NULL,
+    wait interval = NULL,
+    ttl interval = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000
+AS 'MODULE_PATHNAME', 'idem_once';
+
+COMMENT ON FUNCTION idem_once(text, text, interval, interval) IS
+    'True the first time, then false until ttl has passed. Waits for a running duplicate until its outcome is known, or up to wait: then ID001. ID004 for a key of another owner.';
+
+CREATE FUNCTION idem_get(
+    key text,
+    scope text = NULL,
+    owner text = NULL
+) RETURNS TABLE (
+    scope text,
+    key text,
+    state text,
+    owner text,
+    attempt integer,
+    checkpoint jsonb,
+    result jsonb,
+    body bytea,
+    created_at timestamptz,
+    completed_at timestamptz,
+    expires_at timestamptz
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 1
+AS 'MODULE_PATHNAME', 'idem_get';
+
+COMMENT ON FUNCTION idem_get(text, text, text) IS
+    'The record under a key: state is in_progress, abandoned (its lease is over) or completed. No row if there is none or it has expired. Reads only; works on a standby.';
+
+CREATE FUNCTION idem_forget(
+    key text,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_forget';
+
+COMMENT ON FUNCTION idem_forget(text, text) IS
+    'Administration: removes whatever is under a key, completed or not, so that it can run again. False if there is nothing.';
+
+CREATE FUNCTION idem_purge(max_rows integer = 10000) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'idem_purge';
+
+COMMENT ON FUNCTION idem_purge(integer) IS
+    'Administration: removes expired records, claims abandoned and locks idle for idem.ttl: segments of records as a whole, and at most max_rows rows one by one. Returns how many rows were reclaimed. Waits for nobody; what is in use is left for the next call. Call it in a transaction of its own, every minute or so.';
+
+-- Keys and fingerprints of several parts. Their encodings are frozen: stored records depend on them.
+
+CREATE FUNCTION idem_fingerprint(VARIADIC parts text[]) RETURNS bytea
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_fingerprint';
+
+COMMENT ON FUNCTION idem_fingerprint(text[]) IS
+    'Fingerprint of a list of texts, 32 bytes. Parts are length-prefixed: other boundaries, another fingerprint. A NULL part is 22004.';
+
+CREATE FUNCTION idem_fingerprint_json(request jsonb) RETURNS bytea
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_fingerprint_json';
+
+COMMENT ON FUNCTION idem_fingerprint_json(jsonb) IS
+    'Fingerprint of a JSON value, 32 bytes: the same for equal values, however keys are ordered and numbers spelled (1, 1.0, 1e0). NULL is 22004.';
+
+CREATE FUNCTION idem_compose_key(VARIADIC parts text[]) RETURNS text
+LANGUAGE c IMMUTABLE PARALLEL SAFE
+AS 'MODULE_PATHNAME', 'idem_compose_key';
+
+COMMENT ON FUNCTION idem_compose_key(text[]) IS
+    'One key of one or more parts, joined by a colon; colons and backslashes in them are escaped, so that different parts never make the same key. A NULL part is 22004.';
+
+-- Locks ------------------------------------------------------------------------------------------
+--
+-- One name (and scope) is one lock: lease locks and transaction locks of a name exclude each other.
+
+CREATE FUNCTION lock_try(
+    name text,
+    ttl interval = NULL,
+    scope text = NULL,
+    holder text = NULL,
+    OUT acquired boolean,
+    OUT token uuid,
+    OUT fence bigint,
+    OUT expires_at timestamptz,
+    OUT held_by text,
+    OUT retry_after interval
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_try';
+
+COMMENT ON FUNCTION lock_try(text, interval, text, text) IS
+    'Takes a lock on a lease of ttl (default: setting idem.lock_ttl) that outlives the transaction, or says at once who has it. token proves the holder, fence rises with every grant of the name; neither means anything before COMMIT has returned.';
+
+CREATE FUNCTION lock_acquire(
+    name text,
+    wait interval = NULL,
+    ttl interval = NULL,
+    scope text = NULL,
+    holder text = NULL,
+    OUT acquired boolean,
+    OUT token uuid,
+    OUT fence bigint,
+    OUT expires_at timestamptz,
+    OUT held_by text,
+    OUT retry_after interval
+)
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_acquire';
+
+COMMENT ON FUNCTION lock_acquire(text, interval, interval, text, text) IS
+    'As lock_try, but waits up to wait (NULL: until the lock is taken). lock_timeout and statement_timeout act.';
+
+CREATE FUNCTION lock_extend(
+    name text,
+    token uuid,
+    ttl interval = NULL,
+    scope text = NULL
+) RETURNS timestamptz
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_extend';
+
+COMMENT ON FUNCTION lock_extend(text, uuid, interval, text) IS
+    'Gives a lock a new lease from now on (default: its own ttl again) and returns its end. ID011 if the token does not hold the lock; a lease that is over is never revived.';
+
+CREATE FUNCTION lock_unlock(
+    name text,
+    token uuid,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_unlock';
+
+COMMENT ON FUNCTION lock_unlock(text, uuid, text) IS
+    'Frees a lock at COMMIT. False, and nothing changed, if the token does not hold it.';
+
+CREATE FUNCTION lock_guard(
+    name text,
+    token uuid,
+    scope text = NULL
+) RETURNS bigint
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_guard';
+
+COMMENT ON FUNCTION lock_guard(text, uuid, text) IS
+    'Raises ID011 unless the token holds the lock now; then nobody can take it before this transaction ends, even if the lease runs out meanwhile. Returns the fence.';
+
+CREATE FUNCTION lock_try_xact(
+    name text,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_try_xact';
+
+COMMENT ON FUNCTION lock_try_xact(text, text) IS
+    'Takes a lock that ends with the transaction, or returns false at once. No row, no token.';
+
+CREATE FUNCTION lock_acquire_xact(
+    name text,
+    wait interval = NULL,
+    scope text = NULL
+) RETURNS boolean
+LANGUAGE c VOLATILE PARALLEL UNSAFE
+AS 'MODULE_PATHNAME', 'lock_acquire_xact';
+
+COMMENT ON FUNCTION lock_acquire_xact(text, interval, text) IS
+    'As lock_try_xact, but waits up to wait (NULL: until the lock is taken).';
+
+-- Views ------------------------------------------------------------------------------------------
+
+CREATE VIEW idem_records AS
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'in_progress' ELSE 'abandoned' END AS state, owner,
+    attempt, created_at, NULL::pg_catalog.timestamptz AS completed_at, expires_at, NULL::bigint AS result_size
+FROM idem_claims
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_0
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_1
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_2
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_3
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_4
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_5
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_6
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_segment_7
+UNION ALL
+SELECT scope, key, CASE WHEN expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp() THEN 'completed' ELSE 'expired' END, owner,
+    attempt, created_at, completed_at, expires_at,
+    coalesce(pg_catalog.octet_length(body), 0)::bigint OPERATOR(pg_catalog.+) coalesce(pg_catalog.octet_length(result::pg_catalog.text), 0)
+FROM idem_long;
+
+COMMENT ON VIEW idem_records IS
+    'All records, wherever they are kept: state is in_progress, abandoned (its lease is over), completed or expired (not purged yet); result_size is the bytes of result::text plus body. Claims of open transactions are not records yet.';
+
+-- Privileges -------------------------------------------------------------------------------------
+--
+-- PUBLIC gets nothing. The functions read and write the tables themselves, so a granted role needs
+-- no privilege on them, and gets none.
+
+CREATE FUNCTION idem_grant(role regrole) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    member record;
+BEGIN
+    IF role IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'role must not be NULL';
+    END IF;
+    FOR member IN
+        SELECT p.oid::pg_catalog.regprocedure AS function, p.pronamespace::pg_catalog.regnamespace AS schema
+        FROM pg_catalog.pg_extension AS e
+        JOIN pg_catalog.pg_depend AS d
+            ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+            AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+            AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+            AND d.deptype OPERATOR(pg_catalog.=) 'e'
+        JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+        WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+            AND p.proname OPERATOR(pg_catalog.=) ANY (ARRAY[
+                'idem_begin', 'idem_complete', 'idem_release', 'idem_extend', 'idem_checkpoint', 'idem_run', 'idem_once', 'idem_get',
+                'idem_fingerprint', 'idem_fingerprint_json', 'idem_compose_key',
+                'lock_try', 'lock_acquire', 'lock_extend', 'lock_unlock', 'lock_guard', 'lock_try_xact', 'lock_acquire_xact'
+            ])
+    LOOP
+        EXECUTE pg_catalog.format('GRANT EXECUTE ON FUNCTION %s TO %s', member.function, role);
+        IF NOT pg_catalog.has_schema_privilege(role, member.schema, 'USAGE') THEN
+            EXECUTE pg_catalog.format('GRANT USAGE ON SCHEMA %s TO %s', member.schema, role);
+        END IF;
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION idem_grant(regrole) IS
+    'Lets a role use idempotency keys and locks: EXECUTE on their functions but idem_forget, and USAGE on their schema if it is needed.';
+
+CREATE FUNCTION idem_revoke(role regrole) RETURNS void
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    member record;
+BEGIN
+    IF role IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'role must not be NULL';
+    END IF;
+    FOR member IN
+        SELECT p.oid::pg_catalog.regprocedure AS function
+        FROM pg_catalog.pg_extension AS e
+        JOIN pg_catalog.pg_depend AS d
+            ON d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_extension'::pg_catalog.regclass
+            AND d.refobjid OPERATOR(pg_catalog.=) e.oid
+            AND d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_proc'::pg_catalog.regclass
+            AND d.deptype OPERATOR(pg_catalog.=) 'e'
+        JOIN pg_catalog.pg_proc AS p ON p.oid OPERATOR(pg_catalog.=) d.objid
+        WHERE e.extname OPERATOR(pg_catalog.=) 'idem'
+    LOOP
+        EXECUTE pg_catalog.format('REVOKE ALL ON FUNCTION %s FROM %s', member.function, role);
+    END LOOP;
+END
+$$;
+
+COMMENT ON FUNCTION idem_revoke(regrole) IS
+    'Takes back what idem_grant gave, but for USAGE on the schema, which may serve others.';
+
+REVOKE ALL ON TABLE
+    idem_claims, idem_segment_0, idem_segment_1, idem_segment_2, idem_segment_3, idem_segment_4, idem_segment_5, idem_segment_6, idem_segment_7, idem_long, idem_ring,
+    idem_locks, idem_floors, idem_records
+FROM PUBLIC;
+REVOKE ALL ON FUNCTION
+    idem_begin(text, bytea, text, text, interval, interval, boolean),
+    idem_complete(text, jsonb, bytea, uuid, text, interval),
+    idem_release(text, uuid, text),
+    idem_extend(text, uuid, interval, text),
+    idem_checkpoint(text, jsonb, uuid, interval, text),
+    idem_run(text, regprocedure, jsonb, text, text, interval, interval, boolean),
+    idem_once(text, text, interval, interval),
+    idem_get(text, text, text),
+    idem_forget(text, text),
+    idem_purge(integer),
+    idem_fingerprint(text[]),
+    idem_fingerprint_json(jsonb),
+    idem_compose_key(text[]),
+    lock_try(text, interval, text, text),
+    lock_acquire(text, interval, interval, text, text),
+    lock_extend(text, uuid, interval, text),
+    lock_unlock(text, uuid, text),
+    lock_guard(text, uuid, text),
+    lock_try_xact(text, text),
+    lock_acquire_xact(text, interval, text),
+    idem_grant(regrole),
+    idem_revoke(regrole)
+FROM PUBLIC;
