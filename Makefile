@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install dist deb packaging clean packages
+.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install dist deb packaging clean packages soak
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
+	@echo 'make soak                    half an hour of steady traffic: sizes and speed must stay flat (SOAK_MINUTES)'
 	@echo 'make install PG_CONFIG=...   build idem for a PostgreSQL of yours and install it there (DESTDIR is obeyed)'
 	@echo 'make dist                    the committed source as target/dist/idem-VERSION.zip'
 	@echo 'make deb PG=15               a Debian package for Debian'"'"'s PostgreSQL in target/dist'
@@ -73,6 +74,12 @@ deb:
 packaging:
 	@scripts/pg packages $(if $(filter 0,$(shell id -u)),deb)
 	@exec scripts/test '' packaging
+
+soak: packages
+	@scripts/pg install $(ONE)
+	@cargo build --release -p idem-harness --bin idem-bench
+	@SOAK_MINUTES='$(or $(SOAK_MINUTES),30)' BENCH_OUT='$(BENCH_OUT)' \
+		scripts/pg run $(ONE) -- "$$CARGO_TARGET_DIR/release/idem-bench"
 
 install:
 	@PG_CONFIG='$(PG_CONFIG)' DESTDIR='$(DESTDIR)' exec scripts/install

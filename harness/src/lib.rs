@@ -254,12 +254,18 @@ pub fn installed(major: u32) -> Option<PathBuf> {
 /// Runs `scripts/pg` and returns what it answers.
 #[track_caller]
 pub fn pg(arguments: &[&str]) -> String {
+    try_pg(arguments).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// The same for what a machine may be unable to do: the error is what it said.
+pub fn try_pg(arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(script()).args(arguments).output().expect("scripts/pg can be run");
-    assert!(
-        output.status.success(),
-        "scripts/pg {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    String::from_utf8(output.stdout).expect("scripts/pg answers in UTF-8")
+    match output.status.success() {
+        true => Ok(String::from_utf8(output.stdout).expect("scripts/pg answers in UTF-8")),
+        false => Err(format!(
+            "scripts/pg {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr)
+        )),
+    }
 }

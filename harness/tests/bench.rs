@@ -5,6 +5,25 @@ use std::path::Path;
 use std::process::Command;
 
 #[test]
+fn the_soak_is_measured() {
+    let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("soak-{}", std::process::id()));
+    let output = Command::new(env!("CARGO_BIN_EXE_idem-bench"))
+        .envs([("QUICK", "1"), ("SOAK_MINUTES", "1")])
+        .env("BENCH_OUT", &out)
+        .output()
+        .expect("idem-bench can be run");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
+    let results = std::fs::read_to_string(out.join("soak.md")).expect("results were written");
+    assert!(results.contains("\n## Targets\n"), "{results}");
+    assert!(!results.contains("NaN") && !results.contains("inf"), "{results}");
+    assert_eq!(results.matches("\n| 0.").count(), 6, "a line for each interval: {results}");
+    let svg = std::fs::read_to_string(out.join("soak.svg")).expect("a plot");
+    assert_eq!(svg.matches("<polyline").count(), 3, "{svg}");
+    std::fs::remove_dir_all(out).expect("the results can be removed");
+}
+
+#[test]
 fn every_section_is_measured() {
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("bench-{}", std::process::id()));
     let output = Command::new(env!("CARGO_BIN_EXE_idem-bench"))

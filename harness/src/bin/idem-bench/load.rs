@@ -10,6 +10,7 @@ use postgres::Client;
 
 use crate::Options;
 use crate::measure::Sample;
+use crate::soak;
 
 const DATABASE: &str = "bench";
 
@@ -108,7 +109,7 @@ impl Load {
 pub struct Bench {
     pub options: Options,
     pub server: Server,
-    scratch: PathBuf,
+    pub scratch: PathBuf,
     runs: AtomicUsize,
     /// Whether the machine lets us count the server's instructions.
     pub counts_instructions: bool,
@@ -117,7 +118,7 @@ pub struct Bench {
 impl Bench {
     pub fn start(options: Options) -> Bench {
         let shared_buffers = if options.quick { "128MB" } else { "2GB" };
-        let server = Server::start(&[
+        let settings = [
             // Durability is real, and asked for by the runs that are about it.
             "fsync=on",
             "synchronous_commit=off",
@@ -128,7 +129,11 @@ impl Bench {
             "max_wal_size=50GB",
             "min_wal_size=2GB",
             "log_min_messages=fatal",
-        ]);
+        ];
+        let server = Server::start(match options.soak_minutes {
+            Some(_) => &soak::SETTINGS,
+            None => &settings,
+        });
         let scratch = PathBuf::from(server.dir()).join("bench");
         std::fs::create_dir_all(&scratch).expect("the server's folder can be written to");
         let counts_instructions = can_count_instructions();
@@ -153,6 +158,12 @@ impl Bench {
 
     pub fn admin_of(&self, database: &str) -> Client {
         self.server.connect(database, "postgres")
+    }
+
+    /// The server's version.
+    pub fn version(&self) -> String {
+        let row = self.admin().query_one("SELECT current_setting('server_version')", &[]);
+        row.expect("the server answers").get(0)
     }
 
     /// A connection as the application; `durable`: its commits wait for the disk.

@@ -3,7 +3,8 @@
 //!
 //! Environment: `QUICK=1` runs everything once and briefly, to see that it works; `SCALE=full` adds ten million live keys;
 //! `SECONDS_A_RUN`, `ROUNDS` (short runs and many turns: a machine that others use too is fast and slow for seconds); `BENCH_OUT`, the folder for
-//! the results; `SECTIONS`, the names of some sections, to run only these.
+//! the results; `SECTIONS`, the names of some sections, to run only these; `SOAK_MINUTES` runs steady
+//! traffic for so long instead (`soak.rs`).
 
 mod clients;
 mod expiry;
@@ -13,6 +14,7 @@ mod plot;
 mod redis_store;
 mod report;
 mod sections;
+mod soak;
 
 use std::path::PathBuf;
 
@@ -23,6 +25,8 @@ use report::Report;
 pub struct Options {
     pub quick: bool,
     pub full_scale: bool,
+    /// Instead of all that, steady traffic for so long.
+    pub soak_minutes: Option<u32>,
     /// How long one run of one contender takes.
     pub seconds: u32,
     /// How often each contender has its turn.
@@ -48,6 +52,7 @@ impl Options {
         let out = set("BENCH_OUT").map_or_else(|| load::folder().to_path_buf(), PathBuf::from);
         Options {
             quick,
+            soak_minutes: set("SOAK_MINUTES").map(|_| number("SOAK_MINUTES", 0)),
             full_scale: set("SCALE").is_some_and(|value| value == "full"),
             seconds: number("SECONDS_A_RUN", 1),
             rounds: if quick { 1 } else { number("ROUNDS", 5) as usize },
@@ -64,6 +69,11 @@ fn main() {
     let options = Options::from_environment();
     let bench = Bench::start(options);
     let mut report = Report::new(&bench);
+    if let Some(minutes) = bench.options.soak_minutes {
+        let flat = soak::run(&bench, minutes, &mut report);
+        drop(bench); // exit does not stop the server
+        std::process::exit(i32::from(!flat));
+    }
     sections::run(&bench, &mut report);
     report.write(&bench, begun.elapsed());
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::load::{Bench, folder};
 use crate::measure::Sample;
-use crate::plot::{self, Bar};
+use crate::plot::{self, Bar, Line};
 use crate::redis_store::RedisServer;
 
 /// Collects sections of text; written to a file at the end.
@@ -110,13 +110,34 @@ impl Report {
         let _ = write!(self.text, "\n![{title}]({name}.svg)\n");
     }
 
+    /// A plot of lines over time, likewise.
+    pub fn lines(&mut self, name: &'static str, title: &str, lines: &[Line]) {
+        self.plots.push((name, plot::lines(title, lines)));
+        let _ = write!(self.text, "\n![{title}]({name}.svg)\n");
+    }
+
+    pub fn all_met(&self) -> bool {
+        self.targets.iter().all(|target| target.met)
+    }
+
     pub fn write(&self, bench: &Bench, elapsed: Duration) {
+        let head = format!(
+            "# Measured\n\nWritten by `{}`: do not edit. What the contenders are is in the scripts of this folder.\n\n{}",
+            command(bench),
+            machine(bench, elapsed)
+        );
+        let notes = std::fs::read_to_string(folder().join("notes.md")).unwrap_or_default();
+        self.write_as(bench, "results.md", &head, &notes);
+        eprintln!("bench: it took {:.0} s", elapsed.as_secs_f64());
+    }
+
+    /// Writes `file` and the plots: `head`, the targets, `notes`, the sections.
+    pub fn write_as(&self, bench: &Bench, file: &str, head: &str, notes: &str) {
         let out = &bench.options.out;
         std::fs::create_dir_all(out).expect("the folder of the results");
         for (name, svg) in &self.plots {
             std::fs::write(out.join(format!("{name}.svg")), svg).expect("a plot can be written");
         }
-        let notes = std::fs::read_to_string(folder().join("notes.md")).unwrap_or_default();
         let targets = markdown(
             &["target", "wanted", "measured", ""],
             self.targets.iter().map(|target| {
@@ -128,16 +149,10 @@ impl Report {
                 ]
             }),
         );
-        let text = format!(
-            "# Measured\n\nWritten by `{}`: do not edit. What the contenders are is in the scripts of this folder.\n\n{}\n\
-             ## Targets\n{targets}\n{notes}{}",
-            command(bench),
-            machine(bench, elapsed),
-            self.text
-        );
-        let file = out.join("results.md");
+        let text = format!("{head}\n## Targets\n{targets}\n{notes}{}", self.text);
+        let file = out.join(file);
         std::fs::write(&file, text).expect("the results can be written");
-        eprintln!("bench: wrote {} in {:.0} s", file.display(), elapsed.as_secs_f64());
+        eprintln!("bench: wrote {}", file.display());
     }
 }
 
@@ -152,8 +167,8 @@ fn command(bench: &Bench) -> String {
     command
 }
 
-/// The machine's shape, versions and settings, as a list.
-fn machine(bench: &Bench, elapsed: Duration) -> String {
+/// The machine's shape, as a line of a list.
+pub fn shape() -> String {
     let read = |file: &str| std::fs::read_to_string(file).unwrap_or_default();
     let after_colon = |text: &str, label: &str| {
         let line = text.lines().find(|line| line.starts_with(label)).map(str::to_string);
@@ -166,30 +181,35 @@ fn machine(bench: &Bench, elapsed: Duration) -> String {
         .next()
         .and_then(|kilobytes| kilobytes.parse().ok())
         .unwrap_or(0.0);
-    let said = |program: &str, argument: &str| {
-        let output = Command::new(program).arg(argument).output();
-        output.map_or(String::new(), |out| String::from_utf8_lossy(&out.stdout).trim().to_string())
-    };
-    let version: String = bench
-        .admin()
-        .query_one("SELECT current_setting('server_version')", &[])
-        .expect("the server answers")
-        .get(0);
+    format!(
+        "- Machine: {cores} cores ({}), {:.0} GB of memory, Linux {}; load generator and servers share it.\n",
+        after_colon(&cpu_info, "model name"),
+        memory / 1e6,
+        said("uname", "-r").split('-').next().unwrap_or_default(),
+    )
+}
+
+fn said(program: &str, argument: &str) -> String {
+    let output = Command::new(program).arg(argument).output();
+    output.map_or(String::new(), |out| String::from_utf8_lossy(&out.stdout).trim().to_string())
+}
+
+/// The machine's shape, versions and settings, as a list.
+fn machine(bench: &Bench, elapsed: Duration) -> String {
     let redis = RedisServer::version().map_or("none".to_string(), |version| version);
     let counters = match bench.counts_instructions {
         true => "counted with `perf stat`, in the server, for each transaction",
         false => "not counted: this machine gives `perf stat` no counters",
     };
     format!(
-        "- Machine: {cores} cores ({}), {:.0} GB of memory, Linux {}; load generator and servers share it.\n\
-         - PostgreSQL {version}, Redis {redis}, {}; Unix sockets everywhere.\n\
+        "{}\
+         - PostgreSQL {}, Redis {redis}, {}; Unix sockets everywhere.\n\
          - {} s a run, {} rounds in turn (fresh transactions and replays {}), medians; all of it took {:.0} minutes. Tables are emptied before each run.\n\
          - Unless a table says otherwise: 4 clients of pgbench with prepared statements, `fsync = on`, `synchronous_commit = off` \
            (so that what is compared is work, not one disk), no autovacuum, no checkpoint during a run.\n\
          - CPU time (of the server's backends), bytes and rows are for each transaction, business row included. Instructions are {counters}.\n",
-        after_colon(&cpu_info, "model name"),
-        memory / 1e6,
-        said("uname", "-r").split('-').next().unwrap_or_default(),
+        shape(),
+        bench.version(),
         said("rustc", "--version"),
         bench.options.seconds,
         bench.options.rounds,
