@@ -1,4 +1,5 @@
-//! Purging by the real pg_cron: Debian's, which is for PostgreSQL 15. What is said without it: SQL test `schedule_purge`.
+//! Purging by the real pg_cron: Debian's, which is for PostgreSQL 15. On the others, what is said without it (more of that in the SQL
+//! test `schedule_purge`).
 
 mod common;
 
@@ -7,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
-use idem_harness::{Server, eventually, major, try_pg};
+use idem_harness::{Server, TestDb, eventually, major, try_pg};
 use postgres::Client;
 
 /// Jobs run when a minute begins.
@@ -74,6 +75,8 @@ fn in_shop() -> String {
 #[test]
 fn it_purges_and_there_is_one_job() {
     if !has_cron() {
+        let hint = refused(&mut TestDb::new().admin(), "SELECT idem_schedule_purge()");
+        assert!(hint.starts_with("Put pg_cron into shared_preload_libraries"), "{hint}");
         return;
     }
     let server = Server::start(&["cron.database_name=jobs", "cron.use_background_workers=on"]);
