@@ -8,7 +8,7 @@
 use crate::pg::fmgr::Value;
 use crate::pg::table::{self, Access, Definition, Table};
 use idem_core::error::Error;
-use idem_core::ring::{Ring, SEGMENTS, Turn};
+use idem_core::ring::{Ring, Turn, segment_of};
 use pgrx::pg_sys::{self, BuiltinOid::*};
 use std::cell::Cell;
 
@@ -81,9 +81,10 @@ impl Turning {
             Value::Moment(turn.started_at),
             Value::Moment(turn.bound),
         ]);
-        // Others may be reading: those that are still somebody's last turn stay.
+        // The last turns of other segments stay, however old: they say until when what is in them counts.
         self.table.scan(|row| {
-            if row.long(column::TURN)? <= turn.number - SEGMENTS as i64 {
+            let old = row.long(column::TURN)?;
+            if old < turn.number && segment_of(old) == turn.segment() {
                 self.table.delete_unchanged(&row);
             }
             Ok(true)

@@ -4,7 +4,8 @@
 //! expire by then are written to it, others elsewhere. Once the bound has passed, everything in the segment has expired,
 //! and it is emptied as a whole, without looking at a single record.
 //!
-//! Turns are numbered, and each takes the next segment around the ring. That makes the rules for readers and writers
+//! Turns are numbered, and each takes the next segment around the ring that is empty: numbers are left out where one is not yet,
+//! because it began when `idem.ttl` was longer or could not be emptied. That makes the rules for readers and writers
 //! weak: a writer with an old idea of the ring writes to a segment whose bound still holds for it, and readers look
 //! into every segment that is not empty, whatever the ring says.
 
@@ -32,10 +33,15 @@ pub struct Turn {
     pub bound: Moment,
 }
 
+/// Whose turn has that number.
+pub fn segment_of(number: i64) -> usize {
+    number.rem_euclid(SEGMENTS as i64) as usize
+}
+
 impl Turn {
     /// Whose turn it is.
     pub fn segment(&self) -> usize {
-        self.number.rem_euclid(SEGMENTS as i64) as usize
+        segment_of(self.number)
     }
 
     /// Whether a record that expires then may be written.
@@ -85,13 +91,26 @@ impl Ring {
     }
 
     /// The turn to go on with, if it is time: half of `ttl` has passed, a record of that ttl would outlive the
-    /// bound, or the current segment holds so many `bytes` that it makes way for one of the `empty` segments.
-    pub fn next(&self, ttl: Micros, bytes: u64, empty: usize, now: Moment) -> Option<Turn> {
-        let next = |number| Turn { number, started_at: now, bound: now + ttl * 7 / 4 };
-        let Some(current) = self.current() else { return Some(next(1)) };
-        let old = now - current.started_at >= ttl / 2;
-        let large = bytes >= LARGE && empty >= SPARE;
-        (old || large || !current.takes(now + ttl)).then(|| next(current.number + 1))
+    /// bound, or the current segment holds so many `bytes` that it makes way for another. The next one is `empty`.
+    pub fn next(
+        &self,
+        ttl: Micros,
+        bytes: u64,
+        empty: [bool; SEGMENTS],
+        now: Moment,
+    ) -> Option<Turn> {
+        let last = self.current().map_or(0, |turn| turn.number);
+        if let Some(current) = self.current() {
+            let old = now - current.started_at >= ttl / 2;
+            let spare = empty.iter().filter(|empty| **empty).count();
+            let large = bytes >= LARGE && spare >= SPARE;
+            if !(old || large || !current.takes(now + ttl)) {
+                return None;
+            }
+        }
+        let number =
+            (last + 1..last + SEGMENTS as i64).find(|number| empty[segment_of(*number)])?;
+        Some(Turn { number, started_at: now, bound: now + ttl * 7 / 4 })
     }
 }
 
@@ -124,7 +143,8 @@ mod tests {
         let ring = ring(&[(5, 0)]);
         for (ttl, bytes, empty, now, moves) in [
             (TTL, 0, 7, 499, false),
-            (TTL, 0, 0, 500, true),
+            (TTL, 0, 1, 500, true),
+            (TTL, 0, 0, 500, false),
             (TTL, LARGE - 1, 7, 1, false),
             (TTL, LARGE, SPARE, 1, true),
             (TTL, LARGE, SPARE - 1, 1, false),
@@ -133,14 +153,34 @@ mod tests {
             (1_750, 0, 7, 0, false),
             (1_751, 0, 7, 0, true),
         ] {
-            let next = ring.next(ttl, bytes, empty, now);
+            let next = ring.next(ttl, bytes, empty_from(6, empty), now);
             assert_eq!(next.is_some(), moves, "{ttl} {bytes} {empty} {now}");
             if let Some(turn) = next {
                 assert_eq!((turn.number, turn.started_at), (6, now));
                 assert!(turn.takes(now + ttl + ttl / 2), "a record at the end of its turn fits");
             }
         }
-        assert_eq!(Ring::default().next(TTL, 0, 8, 7).map(|turn| turn.number), Some(1));
+        assert_eq!(
+            Ring::default().next(TTL, 0, empty_from(0, 8), 7).map(|turn| turn.number),
+            Some(1)
+        );
+    }
+
+    /// So many segments in a row are empty.
+    fn empty_from(first: usize, count: usize) -> [bool; SEGMENTS] {
+        let mut empty = [false; SEGMENTS];
+        (first..first + count).for_each(|segment| empty[segment % SEGMENTS] = true);
+        empty
+    }
+
+    /// A segment that waits for a bound of long ago, when the ttl was longer, does not hold up the others.
+    #[test]
+    fn segments_that_are_not_empty_are_left_out() {
+        let next = |empty| ring(&[(6, 0), (8, 0)]).next(TTL, 0, empty, 500).map(|turn| turn.number);
+        assert_eq!(next(empty_from(1, 6)), Some(9));
+        assert_eq!(next(empty_from(3, 2)), Some(11));
+        assert_eq!(next(empty_from(7, 2)), Some(15), "the current one, 0, does not follow itself");
+        assert_eq!(next(empty_from(0, 1)), None);
     }
 
     /// Purged four times in half a ttl, the ring never runs out of segments, nor a record of that ttl out of its bound.
@@ -156,7 +196,7 @@ mod tests {
                 for (segment, full) in full.iter_mut().enumerate() {
                     *full &= !ring.last(segment).is_some_and(|turn| turn.is_over(now));
                 }
-                let empty = full.iter().filter(|full| !**full).count();
+                let empty = full.map(|full| !full);
                 let bytes = if now < large_until { LARGE } else { 0 };
                 if let Some(next) = ring.next(TTL, bytes, empty, now) {
                     assert!(!full[next.segment()], "at {now}: {ring:?}");

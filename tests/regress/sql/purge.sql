@@ -69,7 +69,7 @@ BEGIN;
 SELECT status FROM idem_begin('in the way', lease => '1 h');
 SELECT idem_complete('in the way', ttl => '1 h');
 COMMIT;
-INSERT INTO idem_segment_4 SELECT * FROM idem_segment_3;
+SELECT format('INSERT INTO idem_segment_%s SELECT * FROM idem_segment_3', segment) FROM unnest('{0,1,2,4,5,6,7}'::int[]) AS segment \gexec
 SELECT idem_purge();
 BEGIN;
 SELECT status FROM idem_begin('elsewhere');
@@ -79,6 +79,7 @@ SELECT max(turn), (SELECT key FROM idem_long) FROM idem_ring;
 DELETE FROM idem_segment_4;
 SELECT idem_purge();
 SELECT max(turn) FROM idem_ring;
+SELECT format('DELETE FROM idem_segment_%s', segment) FROM unnest('{0,1,2,5,6,7}'::int[]) AS segment \gexec
 -- Without any turn, everything has a home, and the next purge makes one.
 TRUNCATE idem_ring;
 ALTER TABLE idem_ring SET (fillfactor = 90);
