@@ -1,7 +1,8 @@
 //! Steady traffic for half an hour, with a ttl of a minute and a purge every ten seconds: sizes and speed must stay what they
 //! are after the first minutes. `make soak` runs it and writes `benches/soak.md`; a missed target is a failure.
 //!
-//! The rate is fixed, so that sizes depend on nothing but how well the purge keeps up.
+//! The rate is fixed, so that sizes depend on nothing but how well the purge keeps up. They rise for the first four minutes, so
+//! that a run of less than twelve says little.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -81,7 +82,7 @@ pub fn run(bench: &Bench, minutes: u32, report: &mut Report) -> bool {
     judge(&samples, report);
     show(&samples, report);
     let head = format!(
-        "# Half an hour of steady traffic\n\nWritten by `make soak`{}: do not edit.\n\n{}\
+        "# Steady traffic with a short ttl\n\nWritten by `make soak`{}: do not edit.\n\n{}\
          - PostgreSQL {}, Unix socket, {} minutes, {CLIENTS} clients of pgbench, {RATE} transactions a second asked for, `idem.ttl` {TTL}, \
            `idem_purge()` every {} s; `fsync = on`, `synchronous_commit = off`, autovacuum and checkpoints by default.\n\
          - Of 100 transactions: {}.\n\
