@@ -33,8 +33,9 @@ fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
     let Some(turning) = Turning::begin(function)? else { return Ok(0) };
     let ring = &turning.ring;
     let current = ring.current().map(|turn| turn.segment());
-    let (mut rows, mut empty, mut bytes) = (0, [false; SEGMENTS], 0);
-    for segment in 0..SEGMENTS {
+    let (mut rows, mut bytes) = (0, 0);
+    let mut empty = [false; SEGMENTS];
+    for (segment, empty) in empty.iter_mut().enumerate() {
         let Some(Segment { bytes: found, worthless }) =
             storage::examine_segment(function, segment, now)?
         else {
@@ -49,7 +50,7 @@ fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
             rows += emptied;
             left = 0;
         }
-        empty[segment] = left == 0;
+        *empty = left == 0;
         if current == Some(segment) {
             bytes = left;
         }
