@@ -126,7 +126,7 @@ DECLARE
         'lock_try', 'lock_acquire', 'lock_extend', 'lock_unlock', 'lock_guard', 'lock_try_xact', 'lock_acquire_xact'
     ];
     administration CONSTANT text[] := ARRAY[
-        'idem_forget', 'idem_purge', 'idem_stats', 'idem_stats_reset', 'idem_records', 'idem_overview', 'lock_leases'
+        'idem_forget', 'idem_purge', 'idem_schedule_purge', 'idem_unschedule_purge', 'idem_stats', 'idem_stats_reset', 'idem_records', 'idem_overview', 'lock_leases'
     ];
     names text[] := '{}';
     schema regnamespace;
@@ -193,7 +193,7 @@ BEGIN ATOMIC
 END;
 
 COMMENT ON FUNCTION idem_grant_admin(regrole) IS
-    'Lets a role look after idem: idem_forget, idem_purge, idem_stats, idem_stats_reset and the views, and USAGE on their schema if it is needed. Does not include what idem_grant gives.';
+    'Lets a role look after idem: idem_forget, idem_purge and its scheduling, idem_stats, idem_stats_reset and the views, and USAGE on their schema if it is needed. Does not include what idem_grant gives.';
 
 CREATE OR REPLACE FUNCTION idem_revoke(role regrole) RETURNS void
 LANGUAGE sql VOLATILE PARALLEL UNSAFE

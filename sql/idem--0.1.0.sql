@@ -310,6 +310,81 @@ AS 'MODULE_PATHNAME', 'idem_purge';
 COMMENT ON FUNCTION idem_purge(integer) IS
     'Administration: removes expired records, claims abandoned and locks idle for idem.ttl: segments of records as a whole, and at most max_rows rows one by one. Returns how many rows were reclaimed. Waits for nobody; what is in use is left for the next call. Call it in a transaction of its own, every minute or so.';
 
+-- Purging by pg_cron. It keeps its jobs in one database of the server, which its setting cron.database_name names. The setting is
+-- NULL if pg_cron is not loaded, and for a role that may not see it; for that one, the extension being here decides.
+
+CREATE FUNCTION idem_schedule_purge(schedule text = '* * * * *') RETURNS bigint
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    here text = pg_catalog.current_database();
+    job pg_catalog.name = pg_catalog.format('idem_purge in %s', here);
+    command text;
+    home text;
+BEGIN
+    IF schedule IS NULL THEN
+        RAISE null_value_not_allowed USING MESSAGE = 'schedule must not be NULL';
+    END IF;
+    SELECT pg_catalog.format('SELECT %s.idem_purge()', e.extnamespace::pg_catalog.regnamespace) INTO command
+    FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'idem';
+    SELECT s.setting INTO home FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'cron.database_name';
+
+    IF home OPERATOR(pg_catalog.<>) here THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'pg_cron keeps its jobs in another database',
+            DETAIL = pg_catalog.format('Its setting cron.database_name is "%s".', home),
+            HINT = pg_catalog.format('In that database, run: SELECT cron.schedule_in_database(%L, %L, %L, %L);', job, schedule, command, here);
+    END IF;
+    PERFORM FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron';
+    IF NOT FOUND OR home IS NULL AND pg_catalog.pg_has_role('pg_read_all_settings', 'USAGE') THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'pg_cron does not run in this database',
+            HINT = CASE WHEN home IS NULL
+                THEN pg_catalog.format('Put pg_cron into shared_preload_libraries, set cron.database_name to %L, restart, and run CREATE EXTENSION pg_cron. Or have another scheduler run: %s;', here, command)
+                ELSE 'Run: CREATE EXTENSION pg_cron;'
+            END;
+    END IF;
+
+    -- The caller's active job is changed; jobs of other roles, where they can be seen, and one switched off are replaced.
+    PERFORM cron.unschedule(j.jobid) FROM cron.job AS j
+    WHERE j.jobname OPERATOR(pg_catalog.=) job
+        AND NOT (j.active AND j.username OPERATOR(pg_catalog.=) current_user::pg_catalog.text);
+    RETURN cron.schedule(job, schedule, command);
+END
+$$;
+
+COMMENT ON FUNCTION idem_schedule_purge(text) IS
+    'Administration: has pg_cron call idem_purge on this schedule (default: every minute), as the caller, and returns the job''s id. A database has one such job: called again, it changes the schedule, and takes the place of another role''s job if it can see it. 55000 if pg_cron is missing or keeps its jobs in another database; the HINT says what to run.';
+
+CREATE FUNCTION idem_unschedule_purge() RETURNS boolean
+LANGUAGE plpgsql VOLATILE PARALLEL UNSAFE
+SET search_path = pg_catalog, pg_temp
+AS $$
+DECLARE
+    here text = pg_catalog.current_database();
+    job pg_catalog.name = pg_catalog.format('idem_purge in %s', here);
+    home text;
+BEGIN
+    SELECT s.setting INTO home FROM pg_catalog.pg_settings AS s WHERE s.name OPERATOR(pg_catalog.=) 'cron.database_name';
+    IF home OPERATOR(pg_catalog.<>) here THEN
+        RAISE object_not_in_prerequisite_state USING
+            MESSAGE = 'pg_cron keeps its jobs in another database',
+            DETAIL = pg_catalog.format('Its setting cron.database_name is "%s".', home),
+            HINT = pg_catalog.format('In that database, run: SELECT cron.unschedule(%L);', job);
+    END IF;
+    PERFORM FROM pg_catalog.pg_extension AS e WHERE e.extname OPERATOR(pg_catalog.=) 'pg_cron';
+    IF NOT FOUND THEN
+        RETURN false;
+    END IF;
+    PERFORM cron.unschedule(j.jobid) FROM cron.job AS j WHERE j.jobname OPERATOR(pg_catalog.=) job;
+    RETURN FOUND;
+END
+$$;
+
+COMMENT ON FUNCTION idem_unschedule_purge() IS
+    'Administration: removes the job of idem_schedule_purge, and those of other roles that the caller can see. False if there is none. To be called before DROP EXTENSION. 55000 if pg_cron keeps its jobs in another database; the HINT says what to run there.';
+
 -- Keys and fingerprints of several parts. Their encodings are frozen: stored records depend on them.
 
 CREATE FUNCTION idem_fingerprint(VARIADIC parts text[]) RETURNS bytea
@@ -570,6 +645,8 @@ REVOKE ALL ON FUNCTION
     idem_get(text, text, text),
     idem_forget(text, text),
     idem_purge(integer),
+    idem_schedule_purge(text),
+    idem_unschedule_purge(),
     idem_fingerprint(text[]),
     idem_fingerprint_json(jsonb),
     idem_compose_key(text[]),
