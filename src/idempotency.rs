@@ -207,6 +207,10 @@ fn acquire(
         lease: claiming.lease,
         attempt,
         created_at: claim.created_at,
+        checkpoint: claim
+            .checkpoint
+            .filter(|_| claiming.lease.is_none())
+            .map(|checkpoint| checkpoint.bytes().to_vec()),
         stale_row: claiming.lease.is_none() && found.is_some(),
     });
     let lease_end = claiming.lease.map(|_| claim.lease_end);
@@ -229,13 +233,14 @@ fn begin_again(
     if claim.lease != claiming.lease {
         return Err(Error::OtherLease);
     }
-    let Claim { token, attempt, .. } = claim;
-    let mut again = Begun::Acquired { token, attempt, lease_end: None, checkpoint: None };
-    if claim.lease.is_some() || claim.stale_row {
+    let Claim { token, attempt, checkpoint, .. } = claim;
+    let checkpoint = checkpoint.as_deref().map(Varlena::new);
+    let mut again = Begun::Acquired { token, attempt, lease_end: None, checkpoint };
+    if claim.lease.is_some() {
         let storage = Storage::open(function, Access::Read)?;
-        // Its own row, or the one it took over.
+        // It may have been prolonged since, and have got a checkpoint.
         if let Some(Found { stored: Stored::Claim(row), .. }) = storage.find(key, Look::Newest)? {
-            let lease_end = claim.lease.map(|_| row.lease_end);
+            let lease_end = Some(row.lease_end);
             again = Begun::Acquired { token, attempt, lease_end, checkpoint: row.checkpoint };
         }
         storage.close(false);
@@ -451,7 +456,11 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     lock::announce_end(key.identity);
     let storage = Storage::open(function, Access::Write)?;
     let removed = match storage.find(key, Look::Newest)? {
-        Some(found) => storage.remove(&found)?,
+        // One that has expired goes too, but was as good as absent.
+        Some(found) => {
+            let counts = decision::counts(&found.record(), pg::now());
+            storage.remove(&found)? && counts
+        }
         None => false,
     };
     storage.close(true);
@@ -536,8 +545,9 @@ fn own_claim(found: Option<Found>, token: &Token) -> Result<(Found, StoredClaim)
             Ok((found, claim))
         }
         Stored::Claim(_) => Err(Lost::TakenOver),
-        Stored::Completed(done) if done.token == *token => Err(Lost::CompletedAlready),
+        // Also for the one who completed it: a purge may come at any time.
         Stored::Completed(done) if done.expires_at <= pg::now() => Err(Lost::Absent),
+        Stored::Completed(done) if done.token == *token => Err(Lost::CompletedAlready),
         Stored::Completed(_) => Err(Lost::CompletedByOther),
     }
 }

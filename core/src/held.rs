@@ -29,6 +29,8 @@ pub struct Claim {
     pub lease: Option<Micros>,
     pub attempt: i32,
     pub created_at: Moment,
+    /// That of the claim it took over, whose row a purge may remove meanwhile. A claim on a lease has its own row.
+    pub checkpoint: Option<Vec<u8>>,
     /// Whether a row that counts no more (expired, or taken over) lies in the tables and goes when
     /// this claim ends. Never for a claim on a lease: it replaced the row when it was made.
     pub stale_row: bool,
@@ -196,6 +198,7 @@ mod tests {
             lease,
             attempt: 1,
             created_at: 0,
+            checkpoint: None,
             stale_row: false,
         }
     }

@@ -48,7 +48,7 @@ SELECT status, attempt FROM idem_begin('forget-lease', lease => '1h');
 SELECT idem_forget('forget-late');
 SELECT idem_complete('forget-late', token => :'late');
 
--- An expired record.
+-- An expired record is as good as none, purged or not.
 SELECT idem_forget('forget-expired');
 SELECT idem_forget('forget-expired') AS again;
 
