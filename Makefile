@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress hostile isolation client guards bench psql install dist deb packaging clean packages soak
+.PHONY: help demo test lint unit regress hostile isolation client model guards bench psql install dist deb packaging clean packages soak
 .NOTPARALLEL:
 
 help:
@@ -19,6 +19,8 @@ help:
 	@echo 'make hostile                 the same where things are planted on the search_path'
 	@echo 'make isolation               isolation specs      ACCEPT=1: take the results as expected)'
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
+	@echo 'make model                   random histories on a server and on a model of the contract (ROUNDS=1000: how many;'
+	@echo '                             SEED=... replays a failing one)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
 	@echo 'make soak                    half an hour of steady traffic: sizes and speed must stay flat (SOAK_MINUTES)'
@@ -42,7 +44,7 @@ psql: packages
 	@exec scripts/pg run $(ONE) -- sh -c 'psql -qXc "CREATE EXTENSION idem" && exec psql'
 
 test: packages
-	@exec scripts/test '$(or $(PG),$(MAJORS))' unit regress hostile isolation client
+	@exec scripts/test '$(or $(PG),$(MAJORS))' unit regress hostile isolation client model
 
 lint: packages
 	@exec scripts/test '$(or $(PG),$(MAJORS))' lint
@@ -55,6 +57,9 @@ guards: packages
 
 regress hostile isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
+
+model: packages
+	@ROUNDS='$(or $(ROUNDS),300)' SEED='$(SEED)' exec scripts/test '$(or $(PG),18)' model
 
 # A quick run proves nothing but that it runs, and some sections are not all: their results stay out of the repository.
 bench:

@@ -28,6 +28,11 @@ static LOCK_TTL: GucSetting<i32> = GucSetting::<i32>::new(30_000);
 /// `idem.max_result_size`, bytes of `result::text` plus `body`. Default 1 MB. Superusers only.
 static MAX_RESULT_SIZE: GucSetting<i32> = GucSetting::<i32>::new(1024 * 1024);
 
+/// `idem.test_clock`, microseconds since 2000: the moment at which the clock stands still, if not 0. A double holds such
+/// numbers exactly. Only in builds for the model test.
+#[cfg(feature = "test-clock")]
+static TEST_CLOCK: GucSetting<f64> = GucSetting::<f64>::new(0.0);
+
 /// Registers the settings; called once, when the library is loaded.
 pub fn define() {
     GucRegistry::define_string_guc(
@@ -94,6 +99,17 @@ pub fn define() {
         GucContext::Suset,
         GucFlags::UNIT_BYTE,
     );
+    #[cfg(feature = "test-clock")]
+    GucRegistry::define_float_guc(
+        c"idem.test_clock",
+        c"Moment at which the clock stands still, in microseconds since 2000; for tests.",
+        c"0 is the clock of the server.",
+        &TEST_CLOCK,
+        0.0,
+        1e18,
+        GucContext::Userset,
+        GucFlags::default(),
+    );
     crate::pg::reserve_setting_prefix(c"idem");
 }
 
@@ -125,6 +141,12 @@ pub fn wait() -> Micros {
 /// The default ttl of a lock.
 pub fn lock_ttl() -> Micros {
     Micros::from(LOCK_TTL.get()) * 1_000
+}
+
+/// The moment at which the clock stands still.
+#[cfg(feature = "test-clock")]
+pub fn test_clock() -> Option<idem_core::Moment> {
+    Some(TEST_CLOCK.get() as i64).filter(|moment| *moment != 0)
 }
 
 /// The largest result, in bytes.

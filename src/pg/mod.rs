@@ -35,6 +35,10 @@ use std::ffi::CStr;
 
 /// The server's clock, as `clock_timestamp()`.
 pub fn now() -> Moment {
+    #[cfg(feature = "test-clock")]
+    if let Some(moment) = crate::settings::test_clock() {
+        return moment;
+    }
     raw::quiet::GetCurrentTimestamp()
 }
 

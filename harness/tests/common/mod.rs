@@ -257,6 +257,10 @@ impl Random {
 
     pub fn seeded(seed: u64) -> Random {
         println!("random seed: {seed}");
+        Self::quiet(seed)
+    }
+
+    pub fn quiet(seed: u64) -> Random {
         Random(seed | 1)
     }
 
