@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress isolation client guards bench psql install clean packages
+.PHONY: help demo test lint unit regress isolation client prove guards bench psql install clean packages
 .NOTPARALLEL:
 
 help:
@@ -18,6 +18,8 @@ help:
 	@echo 'make regress                 pg_regress tests    (TESTS="a b": these only;'
 	@echo 'make isolation               isolation specs      ACCEPT=1: take the results as expected)'
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
+	@echo 'make prove                   crashes, failover, hostile input: hours in place of minutes (PROVE=3: three times'
+	@echo '                             as long; PROVE_SEED=n: the choices of an earlier run; TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
 	@echo 'make install PG_CONFIG=...   build idem for a PostgreSQL of yours and install it there (DESTDIR is obeyed)'
@@ -48,7 +50,7 @@ unit: packages
 guards: packages
 	@scripts/guards $(ONE)
 
-regress isolation client: packages
+regress isolation client prove: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
 # A quick run proves nothing but that it runs, and some sections are not all: their results stay out of the repository.

@@ -33,6 +33,15 @@ pub fn major() -> u32 {
     environment("IDEM_PG_MAJOR").parse().expect("IDEM_PG_MAJOR is a number")
 }
 
+/// How often to repeat what proves more the oftener it is done: `few` times in `make test`, `many` times in `make prove`
+/// (PROVE=1; PROVE=3 does three times as many).
+pub fn rounds(few: u64, many: u64) -> u64 {
+    match std::env::var("PROVE").unwrap_or_default().as_str() {
+        "" | "0" => few,
+        times => many * times.parse::<u64>().expect("PROVE is a number"),
+    }
+}
+
 fn environment(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run this with `make client` or `scripts/pg run`")
@@ -137,15 +146,35 @@ impl Server {
     /// Starts one on a new cluster; settings as `name=value`. Give `fsync=on` if it must survive more than its own crash.
     #[track_caller]
     pub fn start(settings: &[&str]) -> Self {
+        let server = Self::new(settings);
+        server.start_again();
+        server
+    }
+
+    /// Starts a standby that this server streams to.
+    #[track_caller]
+    pub fn standby(&self, settings: &[&str]) -> Self {
+        let standby = Self::new(settings);
+        let data = standby.dir.join("data");
+        let output = Command::new("pg_basebackup")
+            .args(["-h", self.dir(), "-U", "postgres", "-R", "-X", "stream", "-c", "fast"])
+            .args(["--no-sync", "-D"])
+            .arg(&data)
+            .output()
+            .expect("pg_basebackup can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        standby.start_again();
+        standby
+    }
+
+    fn new(settings: &[&str]) -> Self {
         let dir = Path::new(&environment("IDEM_RUN_DIR")).join(format!(
             "{}-{}",
             std::process::id(),
             unique()
         ));
-        let server =
-            Self { dir, settings: settings.iter().map(|setting| setting.to_string()).collect() };
-        server.start_again();
-        server
+        std::fs::create_dir(&dir).expect("a folder for the server can be made");
+        Self { dir, settings: settings.iter().map(|setting| setting.to_string()).collect() }
     }
 
     /// Starts it after [`stop`](Self::stop) or [`kill9`](Self::kill9), with the same settings.
