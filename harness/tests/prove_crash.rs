@@ -305,7 +305,7 @@ fn crashes(synchronous: &str) {
     let mut told = Told::default();
     let mut deaths = HashMap::new();
     let (mut cut, mut served) = (0, 0);
-    for round in 0..rounds(7, 200) {
+    for round in 0..rounds(6, 200) {
         let mut random = Random::seeded(seeds.next());
         // Each kind of death once, then at random.
         let death = *DEATHS.get(round as usize).unwrap_or_else(|| random.pick(&DEATHS));

@@ -166,7 +166,7 @@ fn all_or_nothing_of_a_prepared_transaction_whatever_restarts() {
         "CREATE TABLE effects (name text); GRANT ALL ON effects TO app",
     );
     let mut random = Random::replayable();
-    for round in 0..rounds(3, 100) {
+    for round in 0..rounds(2, 100) {
         let mut app = server.connect("shop", "app");
         // Locks of the application itself, beside ours: of the session, and of each prepared transaction.
         run(&mut app, "SELECT pg_advisory_lock(7)");

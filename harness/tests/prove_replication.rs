@@ -255,7 +255,7 @@ fn customer(server: &Server, round: u64, mut random: Random, told: &Told, stop: 
         let n = random.below(KEYS);
         let key = format!("round {round} key {n}");
         let mut token = None;
-        if n % 3 == 0 {
+        if n.is_multiple_of(3) {
             let begun = try_begin(&mut client, &key, ", lease => '200ms'")?;
             if begun.status != "acquired" {
                 return Ok(());
@@ -290,7 +290,7 @@ fn customer(server: &Server, round: u64, mut random: Random, told: &Told, stop: 
 fn synchronous_failover_loses_nothing_that_was_acknowledged() {
     let mut random = Random::replayable();
     let mut primary = shop();
-    for round in 0..rounds(2, 40) {
+    for round in 0..rounds(1, 40) {
         let standby = primary.standby(&SETTINGS);
         let mut admin = primary.connect("shop", "postgres");
         run(&mut admin, "ALTER SYSTEM SET synchronous_standby_names = '*'");
