@@ -62,7 +62,7 @@ fn connect(host: &str, port: &str, database: &str, user: &str) -> Client {
         .dbname(database)
         .user(user)
         .connect(NoTls)
-        .unwrap_or_else(|error| panic!("cannot connect to {database} as {user}: {error}"))
+        .unwrap_or_else(|error| panic!("cannot connect to {database} as {user}: {error:?}"))
 }
 
 /// Installs idem in the client's database, with the role [`APP`] granted. Roles belong to the whole server, so another

@@ -2,11 +2,13 @@
 //! unlock a few locks, all at once. What they called, when, and what they were told is recorded, and a checker looks for an
 //! order of the calls, each between its call and its answer, in which one client alone would have been told the same.
 //!
-//! Time stands still in the model: leases are an hour long, or over at once (1 microsecond).
+//! Time stands still in the model: leases are an hour long, or over at once (1 microsecond), and so are results.
+//! The same with an administrator at work: purging, so that segments turn and are emptied; rewriting tables and indexes.
 
 mod common;
 
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::scope;
 
 use common::*;
@@ -25,9 +27,10 @@ enum Key {
         long: bool,
         told: Begun,
     },
-    /// In a transaction, then completed: the same, with the result that it stores.
+    /// In a transaction, then completed: the same, with the result that it stores, for an hour or not at all.
     Run {
         result: i64,
+        long: bool,
         told: Begun,
     },
     /// In a transaction that rolls back.
@@ -38,6 +41,7 @@ enum Key {
     Complete {
         token: Uuid,
         result: i64,
+        long: bool,
         ok: bool,
     },
     Release {
@@ -89,16 +93,20 @@ enum Record {
         attempt: i32,
         long: bool,
     },
-    /// The token of a claim on a lease may complete again.
     Completed {
-        token: Option<Uuid>,
+        token: Uuid,
         result: i64,
+    },
+    /// Completed, and its ttl is over: absent, but for who completed it and for an administrator, if it is not purged yet.
+    Expired {
+        token: Uuid,
     },
 }
 
-struct Keys;
+/// With purges, what is over may be gone at any time: an abandoned claim, too.
+struct Keys<const PURGED: bool>;
 
-impl Specification for Keys {
+impl<const PURGED: bool> Specification for Keys<PURGED> {
     type State = Record;
     type Operation = Key;
 
@@ -107,7 +115,11 @@ impl Specification for Keys {
     }
 
     fn apply(operation: &Key, before: &Record) -> (bool, Record) {
-        let after = next(operation, before);
+        let mut after = next(operation, before);
+        let over = matches!(before, Record::Claimed { long: false, .. } | Record::Expired { .. });
+        if after.is_none() && PURGED && over {
+            after = next(operation, &Record::Absent);
+        }
         (after.is_some(), after.unwrap_or_else(|| before.clone()))
     }
 }
@@ -122,7 +134,7 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
             match (told, before) {
                 (Begun::Acquired { attempt, token }, _) => {
                     let due = match before {
-                        Record::Absent => 1,
+                        Record::Absent | Record::Expired { .. } => 1,
                         Record::Claimed { attempt, long: false, .. } => attempt + 1,
                         _ => return None,
                     };
@@ -131,9 +143,7 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
                         Key::Begin { long, .. } => {
                             Some(Record::Claimed { token: *token, attempt: *attempt, long: *long })
                         }
-                        Key::Run { result, .. } => {
-                            Some(Record::Completed { token: Some(*token), result: *result })
-                        }
+                        Key::Run { result, long, .. } => Some(completed(*token, *result, *long)),
                         _ => same(),
                     }
                 }
@@ -146,14 +156,15 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
                 _ => None,
             }
         }
-        Key::Complete { token, result, ok } => {
-            let again = matches!(before, Record::Completed { token: Some(by), .. } if by == token);
-            match (holds(token), again, ok) {
-                (true, _, true) => Some(Record::Completed { token: Some(*token), result: *result }),
-                (_, true, true) | (false, false, false) => same(),
-                _ => None,
+        Key::Complete { token, result, long, ok } => match (before, ok) {
+            (_, true) if holds(token) => Some(completed(*token, *result, *long)),
+            (Record::Completed { token: by, .. } | Record::Expired { token: by }, true) => {
+                (by == token).then(same)?
             }
-        }
+            (Record::Completed { token: by, .. }, false) => (by != token).then(same)?,
+            (_, false) if !holds(token) => same(),
+            _ => None,
+        },
         Key::Release { token, ok } => match (holds(token), ok) {
             (true, true) => Some(Record::Absent),
             (false, false) => same(),
@@ -167,13 +178,13 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
             _ => None,
         },
         Key::Forget { ok } => match (before, ok) {
-            (Record::Absent, false) => same(),
+            (Record::Absent | Record::Expired { .. }, false) => same(),
             (Record::Absent, true) | (_, false) => None,
             (_, true) => Some(Record::Absent),
         },
         Key::Get { told } => {
             let expected = match *before {
-                Record::Absent => Got::Nothing,
+                Record::Absent | Record::Expired { .. } => Got::Nothing,
                 Record::Claimed { attempt, long: true, .. } => Got::InProgress { attempt },
                 Record::Claimed { attempt, long: false, .. } => Got::Abandoned { attempt },
                 Record::Completed { result, .. } => Got::Completed { result },
@@ -181,6 +192,10 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
             (*told == expected).then(same)?
         }
     }
+}
+
+fn completed(token: Uuid, result: i64, long: bool) -> Record {
+    if long { Record::Completed { token, result } } else { Record::Expired { token } }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -355,6 +370,19 @@ fn tell(client: &mut impl postgres::GenericClient, key: &str, options: &str) -> 
     }
 }
 
+/// Completes; false for ID003.
+fn finish(
+    client: &mut impl postgres::GenericClient,
+    key: &str,
+    result: i64,
+    token: Option<Uuid>,
+    long: bool,
+) -> bool {
+    let sql = "SELECT idem_complete($1, $2, token => $3, ttl => $4::text::interval)";
+    let result = serde_json::Value::from(result);
+    accepted(client.execute(sql, &[&key, &result, &token, &lease(long)])).is_some()
+}
+
 fn use_key(client: &mut Client, key: &str, random: &mut Random, tokens: &Mutex<Vec<Uuid>>) -> Key {
     let result = (random.next() >> 12) as i64;
     let token = {
@@ -385,29 +413,30 @@ fn use_key(client: &mut Client, key: &str, random: &mut Random, tokens: &Mutex<V
                 told
             },
         },
-        kind @ (4 | 5) => {
+        4 => {
+            let long = random.below(3) > 0;
             let mut work = client.transaction().unwrap();
             let told = tell(&mut work, key, "");
-            let acquired = matches!(told, Begun::Acquired { .. });
-            if kind == 4 {
-                if acquired {
-                    complete(&mut work, key, &result.into(), None);
-                }
-                work.commit().unwrap();
-                Key::Run { result, told }
-            } else {
-                if acquired && random.below(2) == 0 {
-                    complete(&mut work, key, &result.into(), None);
-                }
-                work.rollback().unwrap();
-                Key::Undo { told }
+            if matches!(told, Begun::Acquired { .. }) {
+                assert!(finish(&mut work, key, result, None, long));
             }
+            work.commit().unwrap();
+            Key::Run { result, long, told }
         }
-        6 => Key::Complete {
-            token,
-            result,
-            ok: accepted(try_complete(client, key, &result.into(), Some(token))).is_some(),
-        },
+        5 => {
+            let mut work = client.transaction().unwrap();
+            let told = tell(&mut work, key, "");
+            if matches!(told, Begun::Acquired { .. }) && random.below(2) == 0 {
+                assert!(finish(&mut work, key, result, None, true));
+            }
+            work.rollback().unwrap();
+            Key::Undo { told }
+        }
+        6 => {
+            let long = random.below(3) > 0;
+            let ok = finish(client, key, result, Some(token), long);
+            Key::Complete { token, result, long, ok }
+        }
         7 => Key::Release { token, ok: release(client, key, Some(token)) },
         8 => {
             let long = random.below(2) == 0;
@@ -500,21 +529,57 @@ fn use_lock(
     }
 }
 
+/// What an administrator does meanwhile: purges, with a ttl so short that a segment has its turn for half a second;
+/// rewrites tables and indexes. None of it waits for long, and what it cannot have it leaves.
+fn administer(admin: &mut Client, random: &mut Random) {
+    if random.below(2) == 0 {
+        run(admin, "SELECT idem_purge(5)");
+        return;
+    }
+    let tables = admin
+        .query(
+            "SELECT objid::regclass::text FROM pg_depend
+             JOIN pg_extension AS e ON refclassid = 'pg_extension'::regclass AND refobjid = e.oid
+             JOIN pg_class AS c ON classid = 'pg_class'::regclass AND objid = c.oid
+             WHERE extname = 'idem' AND relkind = 'r'",
+            &[],
+        )
+        .unwrap();
+    let table: String = random.pick(&tables).get(0);
+    let command = random.pick(&["VACUUM", "VACUUM FULL", "ANALYZE", "REINDEX TABLE CONCURRENTLY"]);
+    if let Err(error) = admin.batch_execute(&format!("{command} {table}")) {
+        assert!(["55P03", "40P01"].contains(&sqlstate(&error)), "{command} {table}: {error:?}");
+    }
+}
+
 /// Lets clients loose on a few names and records what each is told.
 fn record<T: Send>(
     db: &TestDb,
     random: &mut Random,
     names: &[String],
     calls: u64,
+    administered: bool,
     operate: impl Fn(&mut Client, &str, &mut Random, &Mutex<Vec<Uuid>>) -> T + Sync,
 ) -> Vec<Vec<(usize, Option<T>)>> {
     let logs: Vec<Log<T>> = names.iter().map(|_| Mutex::default()).collect();
     let tokens: Vec<Mutex<Vec<Uuid>>> = names.iter().map(|_| Mutex::default()).collect();
+    let busy = AtomicU64::new(6);
     scope(|threads| {
+        if administered {
+            let (mut admin, mut random) = (db.admin(), Random::seeded(random.next()));
+            run(&mut admin, "SET idem.ttl = '1s'; SET lock_timeout = '20ms'");
+            let busy = &busy;
+            threads.spawn(move || {
+                while busy.load(Ordering::Relaxed) > 0 {
+                    administer(&mut admin, &mut random);
+                }
+            });
+        }
         for process in 0..6 {
             let mut random = Random::seeded(random.next());
-            let (logs, tokens, operate) = (&logs, &tokens, &operate);
+            let (logs, tokens, operate, busy) = (&logs, &tokens, &operate, &busy);
             threads.spawn(move || {
+                let _done = Done(busy);
                 let mut client = db.admin();
                 for _ in 0..calls {
                     let n = random.below(names.len() as u64) as usize;
@@ -528,19 +593,27 @@ fn record<T: Send>(
     logs.into_iter().map(|log| log.into_inner().unwrap()).collect()
 }
 
+/// Counts a client less, also when it panics.
+struct Done<'a>(&'a AtomicU64);
+
+impl Drop for Done<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 #[track_caller]
 fn shown<T: std::fmt::Debug>(log: &[(usize, Option<T>)]) -> String {
     log.iter().map(|(process, entry)| format!("{process} {entry:?}\n")).collect()
 }
 
-#[test]
-fn keys_are_linearizable() {
+fn keys<const PURGED: bool>() {
     let db = TestDb::new();
     let mut random = Random::replayable();
-    for round in 0..rounds(12, 1_000) {
+    for round in 0..rounds(8, 700) {
         let names: Vec<String> = (0..2).map(|n| format!("{round} {n}")).collect();
-        for log in record(&db, &mut random, &names, 40, use_key) {
-            assert!(linearizable::<Keys>(&log), "round {round}:\n{}", shown(&log));
+        for log in record(&db, &mut random, &names, 40, PURGED, use_key) {
+            assert!(linearizable::<Keys<PURGED>>(&log), "round {round}:\n{}", shown(&log));
             let told = |key: &Key| {
                 matches!(
                     key,
@@ -566,13 +639,12 @@ fn keys_are_linearizable() {
     assert_eq!(our_locks(&mut db.admin()), 0);
 }
 
-#[test]
-fn locks_are_linearizable() {
+fn locks(administered: bool) {
     let db = TestDb::new();
     let mut random = Random::replayable();
-    for round in 0..rounds(12, 1_000) {
+    for round in 0..rounds(8, 700) {
         let names: Vec<String> = (0..2).map(|n| format!("{round} {n}")).collect();
-        for mut log in record(&db, &mut random, &names, 40, use_lock) {
+        for mut log in record(&db, &mut random, &names, 40, administered, use_lock) {
             // Refused for the transaction: by a lease, or by a transaction. What a transaction does not explain, the model must.
             while let Err(line) = overlaps(
                 &log,
@@ -592,6 +664,26 @@ fn locks_are_linearizable() {
     assert_eq!(our_locks(&mut db.admin()), 0);
 }
 
+#[test]
+fn keys_are_linearizable() {
+    keys::<false>();
+}
+
+#[test]
+fn keys_are_linearizable_while_an_administrator_works() {
+    keys::<true>();
+}
+
+#[test]
+fn locks_are_linearizable() {
+    locks(false);
+}
+
+#[test]
+fn locks_are_linearizable_while_an_administrator_works() {
+    locks(true);
+}
+
 /// The checker and the model can say no.
 #[test]
 fn histories_that_no_order_explains_are_found() {
@@ -604,23 +696,24 @@ fn histories_that_no_order_explains_are_found() {
             .iter()
             .flat_map(|operation| [(0, None), (0, Some(operation.clone()))])
             .collect();
-        linearizable::<Keys>(&log)
+        linearizable::<Keys<false>>(&log)
     };
-    let done = Key::Complete { token: a, result: 7, ok: true };
+    let done = Key::Complete { token: a, result: 7, long: true, ok: true };
     assert!(one_after_the_other(&[acquired(a, 1), done.clone(), replay(7)]));
     // Two holders; a stale holder; another result; a lost completion; an attempt out of turn; progress of nobody.
     assert!(!one_after_the_other(&[acquired(a, 1), acquired(b, 1)]));
     assert!(!one_after_the_other(&[
         acquired(a, 1),
-        Key::Complete { token: b, result: 7, ok: true }
+        Key::Complete { token: b, result: 7, long: true, ok: true }
     ]));
     assert!(!one_after_the_other(&[acquired(a, 1), done.clone(), replay(8)]));
     assert!(!one_after_the_other(&[acquired(a, 1), done.clone(), acquired(b, 1)]));
     assert!(!one_after_the_other(&[acquired(a, 2)]));
     assert!(!one_after_the_other(&[Key::Begin { long: true, told: Begun::InProgress }]));
     // At once, each may be first, but not both.
-    let at_once =
-        |x: Key, y: Key| linearizable::<Keys>(&[(0, None), (1, None), (1, Some(x)), (0, Some(y))]);
+    let at_once = |x: Key, y: Key| {
+        linearizable::<Keys<false>>(&[(0, None), (1, None), (1, Some(x)), (0, Some(y))])
+    };
     let busy = Key::Begin { long: true, told: Begun::InProgress };
     assert!(at_once(busy.clone(), acquired(a, 1)) && at_once(acquired(a, 1), busy));
     assert!(!at_once(acquired(a, 1), acquired(b, 1)));
