@@ -173,6 +173,17 @@ fn customer(
     }
 }
 
+/// Purges all the time, so that segments of records turn under the clients: each call has another idea of how long records live.
+fn purger(server: &Server, stop: &AtomicBool) {
+    let Ok(mut admin) = try_connect(server.dir(), "bank", "postgres") else { return };
+    for ttl in ["1h", "100h"].iter().cycle() {
+        let purged = admin.batch_execute(&format!("SET idem.ttl = '{ttl}'; SELECT idem_purge()"));
+        if purged.is_err() || stop.load(Ordering::Relaxed) {
+            return; // it is struck like everybody
+        }
+    }
+}
+
 /// A process of a client that is in the middle of a transaction now, if there is one.
 fn victim(admin: &mut Client, random: &mut Random) -> Option<i32> {
     let rows = admin
@@ -318,6 +329,7 @@ fn crashes(synchronous: &str) {
                 let random = Random::seeded(random.next());
                 threads.spawn(move || customer(server, synchronous, round, random, told, stop));
             }
+            threads.spawn(|| purger(&server, &stop));
             sleep(after);
             let struck = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 strike(&server, death, &mut random);
