@@ -50,7 +50,10 @@ unit: packages
 guards: packages
 	@scripts/guards $(ONE)
 
-regress isolation client prove: packages
+prove: packages
+	@TESTS='$(TESTS)' exec scripts/test '$(or $(PG),18)' $(if $(TESTS),,fuzz) prove
+
+regress isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@
 
 # A quick run proves nothing but that it runs, and some sections are not all: their results stay out of the repository.

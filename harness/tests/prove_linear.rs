@@ -549,6 +549,11 @@ fn administer(admin: &mut Client, random: &mut Random) {
     let command = random.pick(&["VACUUM", "VACUUM FULL", "ANALYZE", "REINDEX TABLE CONCURRENTLY"]);
     if let Err(error) = admin.batch_execute(&format!("{command} {table}")) {
         assert!(["55P03", "40P01"].contains(&sqlstate(&error)), "{command} {table}: {error:?}");
+        // An index that could not be finished stays behind, invalid.
+        let rest = "SELECT indexrelid::regclass::text FROM pg_index WHERE NOT indisvalid LIMIT 1";
+        if let Some(index) = admin.query_opt(rest, &[]).unwrap() {
+            let _ = admin.batch_execute(&format!("DROP INDEX {}", index.get::<_, &str>(0)));
+        }
     }
 }
 

@@ -33,7 +33,7 @@ impl Bouncer<'_> {
         let settings = format!(
             "[databases]\nshop = host={dir} port={} pool_size={POOL}\n\
              [pgbouncer]\npool_mode = transaction\nlisten_addr =\nlisten_port = {PORT}\nunix_socket_dir = {dir}\n\
-             auth_type = trust\nauth_file = {dir}/userlist.txt\nmax_client_conn = 100\nserver_login_retry = 1\n",
+             auth_type = trust\nauth_file = {dir}/userlist.txt\nmax_client_conn = 100\nserver_login_retry = 1\nserver_round_robin = 1\n",
             std::env::var("PGPORT").expect("PGPORT is set")
         );
         fs::write(format!("{dir}/pgbouncer.ini"), settings).expect("settings can be written");
