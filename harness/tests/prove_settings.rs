@@ -387,8 +387,8 @@ fn the_battery_with_what_an_administrator_adds() {
         }
         in_database(name, &db);
     }
-    for command in ["VACUUM FULL", "REINDEX DATABASE"] {
-        run(&mut admin, command);
+    for command in ["VACUUM FULL".to_string(), format!("REINDEX DATABASE {}", db.name)] {
+        run(&mut admin, &command);
     }
     in_database("after VACUUM FULL and REINDEX", &db);
 }
