@@ -538,7 +538,7 @@ fn too_many_keys_for_the_lock_table_fail_clean() {
 }
 
 /// Calls that have to wait, with the timeouts of the caller so short that they hit at any moment: before, in and after the wait,
-/// while the record is read, while it is written.
+/// while the record is read, while it is written. The work of a holder takes 2 ms.
 #[test]
 fn timeouts_at_the_worst_moments_leave_all_or_nothing() {
     let db = TestDb::new();
@@ -565,6 +565,7 @@ fn timeouts_at_the_worst_moments_leave_all_or_nothing() {
                             0 => format!(
                                 "DO $$ BEGIN
                                      IF (SELECT status FROM idem_begin('{key}', wait => '1s')) = 'acquired' THEN
+                                         PERFORM pg_sleep(0.002);
                                          INSERT INTO payments VALUES ('{key}');
                                          PERFORM idem_complete('{key}', '1');
                                      END IF;
@@ -576,7 +577,7 @@ fn timeouts_at_the_worst_moments_leave_all_or_nothing() {
                             2 => format!(
                                 "DO $$ DECLARE l record; BEGIN
                                      l := lock_acquire('{key}', wait => '1s', ttl => '2ms');
-                                     IF l.acquired THEN PERFORM lock_guard('{key}', l.token), lock_unlock('{key}', l.token); END IF;
+                                     IF l.acquired THEN PERFORM lock_guard('{key}', l.token), pg_sleep(0.002), lock_unlock('{key}', l.token); END IF;
                                  END $$"
                             ),
                             _ => format!(
