@@ -5,7 +5,7 @@ ONE := $(firstword $(PG) 18)
 PG_CONFIG ?= pg_config
 export CARGO_TARGET_DIR ?= $(CURDIR)/target
 
-.PHONY: help demo test lint unit regress hostile isolation client model guards bench psql install dist deb packaging clean packages soak
+.PHONY: help demo test lint unit regress hostile isolation client model guards bench psql install dist deb packaging clean packages soak prove
 .NOTPARALLEL:
 
 help:
@@ -21,6 +21,8 @@ help:
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
 	@echo 'make model                   random histories on a server and on a model of the contract (ROUNDS=1000: how many;'
 	@echo '                             SEED=... replays a failing one)'
+	@echo 'make prove                   crashes, failover, hostile input: hours in place of minutes (PROVE=3: three times'
+	@echo '                             as long; PROVE_SEED=n: the choices of an earlier run; TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
 	@echo 'make soak                    half an hour of steady traffic: sizes and speed must stay flat (SOAK_MINUTES)'
@@ -54,6 +56,9 @@ unit: packages
 
 guards: packages
 	@scripts/guards $(ONE)
+
+prove: packages
+	@TESTS='$(TESTS)' exec scripts/test '$(or $(PG),18)' $(if $(TESTS),,fuzz) prove
 
 regress hostile isolation client: packages
 	@TESTS='$(TESTS)' ACCEPT='$(ACCEPT)' exec scripts/test '$(or $(PG),18)' $@

@@ -33,6 +33,15 @@ pub fn major() -> u32 {
     environment("IDEM_PG_MAJOR").parse().expect("IDEM_PG_MAJOR is a number")
 }
 
+/// How often to repeat what proves more the oftener it is done: `few` times in `make test`, `many` times in `make prove`
+/// (PROVE=1; PROVE=3 does three times as many).
+pub fn rounds(few: u64, many: u64) -> u64 {
+    match std::env::var("PROVE").unwrap_or_default().as_str() {
+        "" | "0" => few,
+        times => many * times.parse::<u64>().expect("PROVE is a number"),
+    }
+}
+
 fn environment(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run this with `make client` or `scripts/pg run`")
@@ -53,7 +62,7 @@ fn connect(host: &str, port: &str, database: &str, user: &str) -> Client {
         .dbname(database)
         .user(user)
         .connect(NoTls)
-        .unwrap_or_else(|error| panic!("cannot connect to {database} as {user}: {error}"))
+        .unwrap_or_else(|error| panic!("cannot connect to {database} as {user}: {error:?}"))
 }
 
 /// Installs idem in the client's database, with the role [`APP`] granted. Roles belong to the whole server, so another
@@ -148,6 +157,24 @@ impl Server {
         let server = Self { major, dir: Self::new_dir(), settings };
         server.start_again();
         server
+    }
+
+    /// Starts a standby that this server streams to.
+    #[track_caller]
+    pub fn standby(&self, settings: &[&str]) -> Self {
+        let settings = settings.iter().map(|setting| setting.to_string()).collect();
+        let standby = Self { major: self.major, dir: Self::new_dir(), settings };
+        std::fs::create_dir(&standby.dir).expect("a folder for the server can be made");
+        let data = standby.dir.join("data");
+        let output = Command::new("pg_basebackup")
+            .args(["-h", self.dir(), "-U", "postgres", "-R", "-X", "stream", "-c", "fast"])
+            .args(["--no-sync", "-D"])
+            .arg(&data)
+            .output()
+            .expect("pg_basebackup can be run");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        standby.start_again();
+        standby
     }
 
     /// Stops it, and moves its cluster to a newer major version with pg_upgrade.

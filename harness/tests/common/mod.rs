@@ -264,6 +264,14 @@ impl Random {
         Random(seed | 1)
     }
 
+    /// From PROVE_SEED, which repeats the choices of an earlier run, or from the clock.
+    pub fn replayable() -> Random {
+        match std::env::var("PROVE_SEED") {
+            Ok(seed) => Self::seeded(seed.parse().expect("PROVE_SEED is a number")),
+            Err(_) => Self::new(),
+        }
+    }
+
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 >> 12;
         self.0 ^= self.0 << 25;
@@ -273,6 +281,10 @@ impl Random {
 
     pub fn below(&mut self, limit: u64) -> u64 {
         (self.next() >> 11) % limit
+    }
+
+    pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len() as u64) as usize]
     }
 
     pub fn bytes(&mut self, length: usize) -> Vec<u8> {
