@@ -455,7 +455,14 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     }
     lock::announce_end(key.identity);
     let storage = Storage::open(function, Access::Write)?;
-    let removed = match storage.find(key, Look::Newest)? {
+    let found = storage.find(key, Look::Newest)?;
+    if found.is_none() && !held {
+        // Somebody else was faster: nobody is to wait for us, or to be told that the key is in progress.
+        storage.close(false);
+        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+        return Ok(false);
+    }
+    let removed = match found {
         // One that has expired goes too, but was as good as absent.
         Some(found) => {
             let counts = decision::counts(&found.record(), pg::now());

@@ -15,8 +15,10 @@ use crate::report::{Columns, Report, thousands};
 /// As in the scripts.
 const HASH: &str = "'\\x0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef'";
 
+type Section = fn(&Bench, &mut Report);
+
 pub fn run(bench: &Bench, report: &mut Report) {
-    let sections: [(&str, fn(&Bench, &mut Report)); 13] = [
+    let sections: [(&str, Section); 13] = [
         ("fresh", fresh),
         ("protocols", protocols),
         ("replay", replay),
