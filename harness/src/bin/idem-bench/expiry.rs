@@ -36,7 +36,7 @@ fn fill(bench: &Bench, records: u64) {
             .batch_execute(&format!(
                 "SET maintenance_work_mem = '1GB';
                  ALTER TABLE {table} DROP CONSTRAINT {table}_pkey;
-                 INSERT INTO {table} SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i * 1000)::text,
+                 INSERT INTO {table} SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i::bigint * 1000)::text,
                     NULL, sha256(i::text::bytea), '{{\"id\": \"ord_1\", \"sku\": \"book\"}}' FROM generate_series(1, {rows}) AS i;
                  ALTER TABLE {table} ADD PRIMARY KEY (digest);
                  INSERT INTO idem_ring SELECT {segment} + 1, now(), now() + interval '42h'"

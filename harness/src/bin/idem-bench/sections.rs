@@ -491,7 +491,7 @@ fn scale(bench: &Bench, report: &mut Report) {
         bench
             .admin()
             .batch_execute(&format!(
-                "INSERT INTO idem_segment_0 SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i * 1000)::text,
+                "INSERT INTO idem_segment_0 SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now() + interval '24h', 1, '', (i::bigint * 1000)::text,
                     NULL, {HASH}, '{{\"id\": \"ord_1\", \"sku\": \"book\"}}' FROM generate_series(1, {count}) AS i;
                  INSERT INTO handwritten SELECT (random() * 1e18)::bigint::text, {HASH}, 'completed', '{{\"id\": \"ord_1\", \"sku\": \"book\"}}', now(), now()
                     FROM generate_series(1, {count}) AS i ON CONFLICT DO NOTHING"
