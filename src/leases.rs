@@ -68,6 +68,13 @@ pub struct Found {
     row: Row,
 }
 
+impl Found {
+    /// Whether this transaction wrote the row.
+    pub fn is_ours(&self) -> bool {
+        self.row.is_ours()
+    }
+}
+
 /// The locks' home, open for one call.
 pub struct Leases(Table);
 

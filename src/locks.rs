@@ -11,8 +11,8 @@
 //! | guards ([`guard`]) | RowShare | nobody takes it before the transaction ends |
 //! | looks whether a token holds it | Share, for a moment | nobody writes meanwhile |
 //!
-//! A transaction that repeats [`take`] gets the same grant: that it holds the name's lock exclusively
-//! already, while a lease is running, can only be because it took that lease itself.
+//! A transaction that repeats [`take`] gets the same grant: it holds the name's lock exclusively already, and wrote the
+//! row itself. (A transaction lock alone does not tell: another's lease, over when it was taken, runs again if the clock is set back.)
 
 use crate::contention::{self, Busy, Seen, Wait, contend};
 use crate::leases::{self, Found, Leases, StoredLease};
@@ -57,16 +57,18 @@ pub fn take(
             let found = leases.find(name)?;
             let now = pg::now();
             let stored = found.as_ref().map(|found| &found.stored.lease);
+            let ours = found.as_ref().is_some_and(Found::is_ours);
             match lease::take(stored, || leases::floor(function), now)? {
-                Take::Held { lease_end } => match found.map(|found| found.stored) {
-                    Some(StoredLease {
-                        lease: Lease { token: Some(token), fence, .. }, ..
-                    }) if tried == Tried::HeldBefore => {
+                Take::Held { lease_end } => match found {
+                    Some(Found {
+                        stored: StoredLease { lease: Lease { token: Some(token), fence, .. }, .. },
+                        ..
+                    }) if tried == Tried::HeldBefore && ours => {
                         let answer = Grant { token, fence, lease_end };
                         break Seen::Answer { answer, keep_lock: true };
                     }
-                    stored => {
-                        seen_holder = stored.and_then(|stored| stored.holder);
+                    found => {
+                        seen_holder = found.and_then(|found| found.stored.holder);
                         let left = lease_end - now;
                         break Seen::Leased(contention::Lease { end: lease_end, left });
                     }

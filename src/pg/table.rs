@@ -485,13 +485,14 @@ impl Table {
         // SAFETY: the arrays have as many places as the descriptor has columns.
         unsafe {
             let place = (*tuple).t_self;
+            let written_by = (*(*tuple).t_data).t_choice.t_heap.t_xmin;
             let descriptor = (*self.relation).rd_att;
             let columns = (*descriptor).natts as usize;
             let values: *mut pg_sys::Datum =
                 raw.palloc(columns * (size_of::<pg_sys::Datum>() + 1)).cast();
             let nulls: *mut bool = values.add(columns).cast();
             raw.heap_deform_tuple(tuple, descriptor, values, nulls);
-            Row { place, columns, values, nulls }
+            Row { place, written_by, columns, values, nulls }
         }
     }
 
@@ -957,12 +958,19 @@ unsafe fn index_on(relation: pg_sys::Relation, column: pg_sys::AttrNumber) -> Op
 #[derive(Clone, Copy)]
 pub struct Row {
     place: pg_sys::ItemPointerData,
+    written_by: pg_sys::TransactionId,
     columns: usize,
     values: *const pg_sys::Datum,
     nulls: *const bool,
 }
 
 impl Row {
+    /// Whether this transaction wrote it.
+    pub fn is_ours(&self) -> bool {
+        // SAFETY: any transaction id is allowed.
+        unsafe { pg_sys::TransactionIdIsCurrentTransactionId(self.written_by) }
+    }
+
     fn datum(&self, column: usize) -> Option<pg_sys::Datum> {
         assert!(column < self.columns);
         // SAFETY: both arrays have that many places.

@@ -590,7 +590,8 @@ impl Contract {
         let stored = self.lease(session, name);
         if let Some(lease) = stored.as_ref().filter(|lease| lease.is_running(now)) {
             let ends_at = text(lease.ends_at);
-            if self.has(session, Kind::Name, name, Mode::Owns) {
+            let ours = self.work(session).leases.contains_key(&name);
+            if ours && self.has(session, Kind::Name, name, Mode::Owns) {
                 let (token, fence) = (lease.token.clone(), text(lease.fence));
                 return Ok(vec![text("t"), token, fence, ends_at, None, None]);
             }
