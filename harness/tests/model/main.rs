@@ -743,6 +743,16 @@ fn nor_in_histories_that_had_one() {
             Step::Commit(1),
             purge,
         ],
+        // A transaction lock, under which the clock goes back: another's lease is not taken for one's own.
+        vec![
+            call(0, Call::LockTry { ttl: Some(SECOND), holder: None }),
+            Step::Clock(SECOND),
+            Step::Start(1, "READ COMMITTED"),
+            call(1, Call::LockTryXact),
+            Step::Clock(-1),
+            call(1, Call::LockTry { ttl: Some(SECOND), holder: None }),
+            Step::Commit(1),
+        ],
     ];
     for steps in histories {
         if let Err(failure) = play(&server, &steps) {
