@@ -2,10 +2,11 @@
 //!
 //! The order is: try the lock, then look. With the lock, the look is final. Without it, somebody is
 //! at the name at this moment, and a look can still tell something: a finished record, a live lease.
-//! If it tells nothing, the other is an open transaction, which is the answer, unless it ended just
-//! now; so the lock is tried once more. Or it is a caller who holds a key's lock, in share mode, just
-//! for a look of its own: then nobody holds the key, and the lock is tried until it can be had. A
-//! lock that led to nothing is given back at once.
+//! If it tells nothing, the answer is the transaction that held the name, exclusively or to prolong its
+//! lease, all through a look. There may be none: the holder has ended just now, or others hold a key's
+//! lock just for looks of their own, in other modes, perhaps with more callers queueing behind them. Then
+//! nobody holds the key, and the lock is tried until it can be had. A lock that led to nothing is given
+//! back at once.
 //!
 //! A caller with patience queues for the lock while an open transaction has it exclusively, and
 //! sleeps while a lease runs: registered on the wake tag first, then one more look, then sleep (see
@@ -54,18 +55,20 @@ pub struct Busy {
     pub lease: Option<Lease>,
 }
 
-/// Pauses before the lock of a busy name is tried again, its holder having ended perhaps just now:
-/// together well under half a millisecond.
-const PAUSES_IF_HELD: [Micros; 4] = [0, 0, 10, 30];
+/// The pause before the lock of a name is tried again, and how often that is done, before the lock is queued for.
+const PAUSE: Micros = 50;
+const PAUSES: u32 = 20;
 
-/// The pause before the lock of a key is tried again that is only looked at, and how often. Looks take
-/// microseconds; that one is interrupted by the scheduler for so long is next to impossible.
-const PAUSE_IF_LOOKED_AT: Micros = 50;
-const TRIES_IF_LOOKED_AT: u32 = 1_000;
+/// How long the lock is queued for at a time.
+const QUEUE: Micros = 1_000;
+
+/// How often the lock of a key is tried again that nobody holds but for a look: ten seconds, as good as for ever. Looks
+/// take microseconds.
+const TRIES_IF_NOT_HELD: u32 = 10_000;
 
 /// How often it is tried again when the other may hold the lock just for a look, or for more: where a
 /// record is that counts no more, or a lease that is over (another may be about to be refused); and of
-/// the name of a lock.
+/// the name of a lock, which may be guarded.
 const TRIES_IF_UNSURE: u32 = 8;
 
 /// Has `look` look at the name, with its lock if it can be had, until there is an answer or `wait` is
@@ -77,8 +80,9 @@ pub fn contend<T>(
 ) -> Result<Result<T, Busy>, Error> {
     // Nobody asks since when, if there is no patience.
     let since = (wait != Wait::For(0)).then(Instant::now);
-    let mut pauses = PAUSES_IF_HELD.iter();
-    let mut looked_at = 0;
+    let mut again = 0;
+    // Who held the name before the look.
+    let mut holder = None;
     let mut registered = false;
     // Set when the lock was queued for, and is held at the start of the next round.
     let mut queued = false;
@@ -94,8 +98,8 @@ pub fn contend<T>(
         // Asked before the look: what is not going on now has been committed, and the look sees it, or
         // comes later and wakes a caller who is registered.
         let other = match locked || wait == Wait::For(0) {
-            true => Other::Nothing,
-            false => other_at(identity),
+            true => None,
+            false => lock::holder(identity.key_tag).map(|(_, mode)| mode),
         };
 
         let mut stale = false;
@@ -121,31 +125,35 @@ pub fn contend<T>(
             if lease.is_some() {
                 break Err(Busy { lease });
             }
-            let tries = match identity.domain {
-                Domain::Key if lock::only_looked_at(identity.key_tag) => TRIES_IF_LOOKED_AT,
-                Domain::Key if stale => TRIES_IF_UNSURE,
-                // Or it is guarded, which seems the same.
-                Domain::Lock if lock::only_looked_at(identity.key_tag) => TRIES_IF_UNSURE,
-                Domain::Key | Domain::Lock => 0,
+            let before = std::mem::replace(&mut holder, lock::holder(identity.key_tag));
+            let tries = match (holder, identity.domain) {
+                (Some((_, Mode::Exclusive)), _) if holder == before && stale => TRIES_IF_UNSURE,
+                (Some(_), _) if holder == before => 0,
+                (None, Domain::Lock) => TRIES_IF_UNSURE,
+                (Some(_), _) | (None, Domain::Key) => TRIES_IF_NOT_HELD,
             };
-            if looked_at < tries {
-                looked_at += 1;
-                pg::pause(PAUSE_IF_LOOKED_AT);
-            } else if let Some(pause) = pauses.next() {
-                pg::pause(*pause);
-            } else {
+            if again >= tries {
                 break Err(Busy { lease });
+            }
+            again += 1;
+            pg::check_for_interrupts();
+            if holder == before || holder.is_none() {
+                if again <= PAUSES {
+                    pg::pause(PAUSE);
+                } else {
+                    queued = lock::lock_within(identity.key_tag, Mode::Exclusive, QUEUE);
+                }
             }
             continue;
         };
         match lease {
             // Whoever only prolongs or guards the lease is nothing to queue for: it would keep
             // the next one who prolongs waiting behind us.
-            Some(lease) if other != Other::Ending => {
+            Some(lease) if other != Some(Mode::Exclusive) => {
                 if registered {
                     let left = match other {
-                        Other::Prolonging => lease.left.min(PAUSE_IF_PROLONGED),
-                        _ => lease.left,
+                        Some(_) => lease.left.min(PAUSE_IF_PROLONGED),
+                        None => lease.left,
                     };
                     sleep(Lease { left, ..lease }, patience, since)?;
                 } else {
@@ -170,27 +178,6 @@ pub fn contend<T>(
         lock::unlock(identity.wake_tag, Mode::Share);
     }
     Ok(outcome)
-}
-
-/// What another transaction is about to do at a name whose lock it has.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Other {
-    /// To end a lease, or to claim or take the name.
-    Ending,
-    /// To change the end of a lease.
-    Prolonging,
-    /// To guard it, or to look.
-    Nothing,
-}
-
-fn other_at(identity: &Identity) -> Other {
-    if lock::exclusively_held(identity.key_tag) {
-        Other::Ending
-    } else if lock::only_looked_at(identity.key_tag) {
-        Other::Nothing
-    } else {
-        Other::Prolonging
-    }
 }
 
 /// What is left of a wait.

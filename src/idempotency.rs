@@ -119,8 +119,8 @@ fn begin_without_takeover(
     let storage = Storage::open(function, Access::Read)?;
     let found = storage.find(key, Look::Newest)?;
     storage.close(false);
-    let (decision, now) = decide(found.as_ref(), claiming)?;
     lock::unlock(key.identity.key_tag, Mode::Share);
+    let (decision, now) = decide(found.as_ref(), claiming)?;
     Ok(match seen(decision, found, now) {
         Seen::Answer { answer, .. } => Some(answer),
         Seen::Leased(_) | Seen::Nothing { .. } => None,
@@ -453,15 +453,16 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
     if !held && look(function, key)?.is_none() {
         return Ok(false);
     }
-    lock::announce_end(key.identity);
+    lock::lock(key.identity.key_tag, Mode::ShareRowExclusive);
     let storage = Storage::open(function, Access::Write)?;
     let found = storage.find(key, Look::Newest)?;
     if found.is_none() && !held {
-        // Somebody else was faster: nobody is to wait for us, or to be told that the key is in progress.
+        // Somebody else was faster: nobody is to wait for us.
         storage.close(false);
-        lock::unlock(key.identity.key_tag, Mode::Exclusive);
+        lock::unlock(key.identity.key_tag, Mode::ShareRowExclusive);
         return Ok(false);
     }
+    lock_for_change(key, Mode::Exclusive);
     let removed = match found {
         // One that has expired goes too, but was as good as absent.
         Some(found) => {
@@ -486,8 +487,8 @@ fn look(function: pg_sys::Oid, key: &Key) -> Result<Option<Found>, Error> {
     Ok(found)
 }
 
-/// The stored claim that `token` holds, with the key locked in `mode` so that the caller may change
-/// it; else why the token holds nothing, with the key not locked. Waits for others at the key.
+/// The stored claim that `token` holds, with the key locked in `mode`, so that the caller may end it (Exclusive) or
+/// prolong it (ShareUpdateExclusive); else why the token holds nothing, with the key not locked. Waits for others at the key.
 fn own_stored_claim(
     function: pg_sys::Oid,
     key: &Key,
@@ -497,19 +498,28 @@ fn own_stored_claim(
     if let Err(lost) = own_claim(look(function, key)?, token) {
         return Ok(Err(lost));
     }
+    lock::lock(key.identity.key_tag, Mode::ShareRowExclusive);
+    let storage = Storage::open(function, Access::Write)?;
+    match own_claim(storage.find(key, Look::Newest)?, token) {
+        Ok((found, claim)) => {
+            lock_for_change(key, mode);
+            Ok(Ok((storage, found, claim)))
+        }
+        Err(lost) => {
+            storage.close(false);
+            lock::unlock(key.identity.key_tag, Mode::ShareRowExclusive);
+            Ok(Err(lost))
+        }
+    }
+}
+
+/// Locks the key in `mode`, which does not wait, in place of ShareRowExclusive.
+fn lock_for_change(key: &Key, mode: Mode) {
     match mode {
         Mode::Exclusive => lock::announce_end(key.identity),
         mode => lock::lock(key.identity.key_tag, mode),
     }
-    let storage = Storage::open(function, Access::Write)?;
-    match own_claim(storage.find(key, Look::Newest)?, token) {
-        Ok((found, claim)) => Ok(Ok((storage, found, claim))),
-        Err(lost) => {
-            storage.close(false);
-            lock::unlock(key.identity.key_tag, mode);
-            Ok(Err(lost))
-        }
-    }
+    lock::unlock(key.identity.key_tag, Mode::ShareRowExclusive);
 }
 
 /// What this transaction knows of the claim that a caller means.

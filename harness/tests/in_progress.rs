@@ -1,5 +1,6 @@
 //! `in_progress` is never said of a key that nobody holds (design section 4, invariant 4): not beside replays, not beside
-//! callers who only look (a stale worker's release, complete or extend), not right after the holder has ended.
+//! callers who only look (a stale worker's release, complete or extend), not right after the holder has ended, however
+//! slow those others are.
 
 mod common;
 
@@ -7,7 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::scope;
 
 use common::*;
-use idem_harness::{TestDb, sqlstate};
+use idem_harness::{TestDb, eventually, sqlstate};
+use postgres::Client;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -34,7 +36,7 @@ fn replays_at_once_never_disturb_each_other() {
 }
 
 /// What people do to a key without ever holding it: each takes its lock for a moment.
-fn probe(client: &mut postgres::Client, key: &str, n: usize) {
+fn probe(client: &mut Client, key: &str, n: usize) {
     // A token that nobody was given.
     let stale = Some(Uuid::from_u128(n as u128));
     match n % 3 {
@@ -157,5 +159,117 @@ fn a_live_lease_is_told_with_its_end_also_while_somebody_looks() {
         assert_eq!(told.status, "in_progress");
         assert!(told.retry_after.is_some_and(|after| after > 0.0), "{told:?}");
         assert!(told.left.is_some(), "{told:?}");
+    });
+}
+
+/// A server process that the operating system does not let run until this is dropped.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(pid: i32) -> Stopped {
+        signal("-STOP", pid);
+        eventually("the process has stopped", || {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+            stat.rsplit(") ").next().unwrap().starts_with('T')
+        });
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        signal("-CONT", self.0);
+    }
+}
+
+/// Whether any backend has been granted, or waits for, the key's lock in `mode`. There is one key in the database.
+fn key_locks(admin: &mut Client, mode: &str, granted: bool) -> i64 {
+    admin
+        .query_one(
+            "SELECT count(*) FROM pg_locks
+             WHERE locktype = 'advisory' AND objsubid BETWEEN 16384 AND 32767 AND mode = $1 AND granted = $2
+             AND database = (SELECT oid FROM pg_database WHERE datname = current_database())",
+            &[&mode, &granted],
+        )
+        .unwrap()
+        .get(0)
+}
+
+#[test]
+fn a_free_key_is_acquired_though_somebody_queues_behind_a_slow_look() {
+    let db = TestDb::new();
+    let (mut admin, mut looker) = (db.admin(), db.app());
+    // A stale worker in the middle of its look, and then it is interrupted there.
+    run(&mut admin, "BEGIN; LOCK TABLE idem_claims IN ACCESS EXCLUSIVE MODE");
+    let looks = pid(&mut looker);
+    scope(|threads| {
+        threads.spawn(move || assert!(!release(&mut looker, "k", Some(Uuid::from_u128(1)))));
+        let mut other = db.admin();
+        eventually("it looks", || queues(&mut other, looks));
+        let stopped = Stopped::new(looks);
+        run(&mut admin, "COMMIT");
+        assert_eq!(key_locks(&mut admin, "ShareLock", true), 1);
+        // Who queues does not hold the key.
+        let waiter = Waiter::queueing(&mut admin, db.app(), "k", LONG);
+        let beginner = Waiter::start(db.app(), "k", ", lease => '60s'");
+        eventually("the beginner queues", || {
+            queues(&mut admin, beginner.pid) || !beginner.still_waits()
+        });
+        admin.execute("SELECT pg_cancel_backend($1)", &[&waiter.pid]).unwrap();
+        assert_eq!(sqlstate(&waiter.end().0.unwrap_err()), "57014");
+        drop(stopped);
+        assert_eq!(beginner.answer().0.status, "acquired", "nobody holds it");
+    });
+}
+
+/// Two end the same claim; both have seen it, and one is the first. The other, interrupted as it waits, holds nothing.
+fn free_after_two_ends(end: impl Fn(&mut Client, Uuid) -> bool + Sync) {
+    let db = TestDb::new();
+    let mut admin = db.admin();
+    let token = acquire(&mut db.app(), "k", ", lease => '60s'");
+    run(&mut admin, "BEGIN; LOCK TABLE idem_claims IN ACCESS EXCLUSIVE MODE");
+    let clients = [db.admin(), db.admin()];
+    let (done, first) = std::sync::mpsc::channel();
+    scope(|threads| {
+        let (end, mut pids) = (&end, Vec::new());
+        for mut client in clients {
+            let pid = pid(&mut client);
+            pids.push(pid);
+            let done = done.clone();
+            threads.spawn(move || {
+                run(&mut client, "BEGIN");
+                let ended = end(&mut client, token);
+                done.send((pid, ended, client)).unwrap();
+            });
+        }
+        let mut other = db.admin();
+        eventually("both look", || pids.iter().all(|pid| queues(&mut other, *pid)));
+        run(&mut admin, "COMMIT");
+        let (winner, ended, mut client) = first.recv().unwrap();
+        assert!(ended);
+        let loser = pids.into_iter().find(|pid| *pid != winner).unwrap();
+        eventually("the other waits", || queues(&mut admin, loser));
+        let stopped = Stopped::new(loser);
+        run(&mut client, "COMMIT");
+        let beginner = Waiter::start(db.app(), "k", ", lease => '60s'");
+        eventually("the beginner queues", || {
+            queues(&mut admin, beginner.pid) || !beginner.still_waits()
+        });
+        drop(stopped);
+        assert_eq!(beginner.answer().0.status, "acquired", "nobody holds it");
+        let (_, ended, _) = first.recv().unwrap();
+        assert!(!ended);
+    });
+}
+
+#[test]
+fn a_key_is_free_once_released_though_another_was_about_to_release_it() {
+    free_after_two_ends(|client, token| release(client, "k", Some(token)));
+}
+
+#[test]
+fn a_key_is_free_once_forgotten_though_another_was_about_to_forget_it() {
+    free_after_two_ends(|client, _| {
+        client.query_one("SELECT idem_forget('k')", &[]).unwrap().get(0)
     });
 }

@@ -88,22 +88,11 @@ enum Got {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Record {
     Absent,
-    Claimed {
-        token: Uuid,
-        attempt: i32,
-        long: bool,
-    },
-    Completed {
-        token: Uuid,
-        result: i64,
-    },
-    /// Completed, and its ttl is over: absent, but for who completed it and for an administrator, if it is not purged yet.
-    Expired {
-        token: Uuid,
-    },
+    Claimed { token: Uuid, attempt: i32, long: bool },
+    Completed { token: Uuid, result: i64 },
 }
 
-/// With purges, what is over may be gone at any time: an abandoned claim, too.
+/// With purges, an abandoned claim may be gone at any time.
 struct Keys<const PURGED: bool>;
 
 impl<const PURGED: bool> Specification for Keys<PURGED> {
@@ -116,8 +105,7 @@ impl<const PURGED: bool> Specification for Keys<PURGED> {
 
     fn apply(operation: &Key, before: &Record) -> (bool, Record) {
         let mut after = next(operation, before);
-        let over = matches!(before, Record::Claimed { long: false, .. } | Record::Expired { .. });
-        if after.is_none() && PURGED && over {
+        if after.is_none() && PURGED && matches!(before, Record::Claimed { long: false, .. }) {
             after = next(operation, &Record::Absent);
         }
         (after.is_some(), after.unwrap_or_else(|| before.clone()))
@@ -134,7 +122,7 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
             match (told, before) {
                 (Begun::Acquired { attempt, token }, _) => {
                     let due = match before {
-                        Record::Absent | Record::Expired { .. } => 1,
+                        Record::Absent => 1,
                         Record::Claimed { attempt, long: false, .. } => attempt + 1,
                         _ => return None,
                     };
@@ -158,9 +146,7 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
         }
         Key::Complete { token, result, long, ok } => match (before, ok) {
             (_, true) if holds(token) => Some(completed(*token, *result, *long)),
-            (Record::Completed { token: by, .. } | Record::Expired { token: by }, true) => {
-                (by == token).then(same)?
-            }
+            (Record::Completed { token: by, .. }, true) => (by == token).then(same)?,
             (Record::Completed { token: by, .. }, false) => (by != token).then(same)?,
             (_, false) if !holds(token) => same(),
             _ => None,
@@ -178,13 +164,13 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
             _ => None,
         },
         Key::Forget { ok } => match (before, ok) {
-            (Record::Absent | Record::Expired { .. }, false) => same(),
+            (Record::Absent, false) => same(),
             (Record::Absent, true) | (_, false) => None,
             (_, true) => Some(Record::Absent),
         },
         Key::Get { told } => {
             let expected = match *before {
-                Record::Absent | Record::Expired { .. } => Got::Nothing,
+                Record::Absent => Got::Nothing,
                 Record::Claimed { attempt, long: true, .. } => Got::InProgress { attempt },
                 Record::Claimed { attempt, long: false, .. } => Got::Abandoned { attempt },
                 Record::Completed { result, .. } => Got::Completed { result },
@@ -194,8 +180,9 @@ fn next(operation: &Key, before: &Record) -> Option<Record> {
     }
 }
 
+/// What has expired is as good as absent, for all.
 fn completed(token: Uuid, result: i64, long: bool) -> Record {
-    if long { Record::Completed { token, result } } else { Record::Expired { token } }
+    if long { Record::Completed { token, result } } else { Record::Absent }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -627,14 +614,20 @@ fn keys<const PURGED: bool>() {
                         | Key::Undo { told: Begun::InTransaction }
                 )
             };
+            let expires = log.iter().any(|(_, key)| {
+                matches!(
+                    key,
+                    Some(Key::Run { long: false, .. } | Key::Complete { long: false, .. })
+                )
+            });
             // Who only looked, or was refused, does not hold the key (invariant 4).
             let holds = |key: &Key| match key {
                 Key::Begin { told, .. } | Key::Run { told, .. } | Key::Undo { told } => {
                     matches!(told, Begun::Acquired { .. })
                 }
                 Key::Complete { ok, .. } | Key::Release { ok, .. } | Key::Extend { ok, .. } => *ok,
-                // One that has expired is removed too, though it was as good as absent.
-                Key::Forget { .. } => true,
+                // What has expired is removed too, though it was as good as absent.
+                Key::Forget { ok } => *ok || expires,
                 Key::Get { .. } => false,
             };
             if let Err(line) = overlaps(&log, told, holds) {

@@ -32,8 +32,11 @@ use std::panic::resume_unwind;
 /// claim excludes others who do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Claiming, completing, releasing, forgetting; taking and giving back a lock.
+    /// Holding: claiming, completing, releasing, forgetting; taking and giving back a lock.
     Exclusive = pg_sys::ExclusiveLock as isize,
+    /// Looking whether there is something to end or to prolong, before the key is locked for that: nobody changes it
+    /// meanwhile, but to others who ask for its [`holder`] it is free.
+    ShareRowExclusive = pg_sys::ShareRowExclusiveLock as isize,
     /// Extending.
     ShareUpdateExclusive = pg_sys::ShareUpdateExclusiveLock as isize,
     /// Guarding: beside another guard and beside extending.
@@ -107,24 +110,38 @@ pub fn lock(tag: Tag, mode: Mode) {
     acquire(tag, mode, false);
 }
 
-/// Whether another transaction holds the lock exclusively, or waits to.
-pub fn exclusively_held(tag: Tag) -> bool {
-    // Of all modes in use, this one conflicts with Exclusive only.
-    !could_take(tag, Mode::RowShare)
+/// A transaction of another backend, or a prepared one: a number that no two have at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    process: i32,
+    transaction: u32,
 }
 
-/// Whether whoever else holds the lock only looks (or guards), and nobody waits to do more.
-pub fn only_looked_at(tag: Tag) -> bool {
-    // Conflicts with those who claim, end or prolong, not with others who look.
-    could_take(tag, Mode::Share)
-}
-
-fn could_take(tag: Tag, mode: Mode) -> bool {
-    let tried = try_lock(tag, mode);
-    if tried != Tried::Busy {
-        unlock(tag, mode);
+/// Which other transaction holds the lock to change what is under the name, and how: in Mode::Exclusive or
+/// Mode::ShareUpdateExclusive. Who waits for the lock, looks or guards does not count; nor does one that is over, though
+/// its lock may be there for a moment yet.
+pub fn holder(tag: Tag) -> Option<(Holder, Mode)> {
+    // Conflicts with Exclusive only, of all modes in use.
+    if let [holder, ..] = conflicts(tag, pg_sys::RowShareLock)[..] {
+        return Some((holder, Mode::Exclusive));
     }
-    tried != Tried::Busy
+    // Share conflicts with ShareUpdateExclusive and ShareRowExclusive, RowExclusive with the latter (and Share).
+    let lookers = conflicts(tag, pg_sys::RowExclusiveLock);
+    let mut others = conflicts(tag, pg_sys::ShareLock).into_iter();
+    others.find(|other| !lookers.contains(other)).map(|other| (other, Mode::ShareUpdateExclusive))
+}
+
+/// The other transactions that hold the lock in a mode that conflicts with this one.
+fn conflicts(tag: Tag, mode: u32) -> Vec<Holder> {
+    let tag = locktag(tag);
+    // SAFETY: the tag is valid; the array is palloc'd and has as many valid entries as are counted.
+    unsafe {
+        let mut count = 0;
+        let found = pg_sys::GetLockConflicts(&tag, mode as pg_sys::LOCKMODE, &mut count);
+        let holders = (0..count as usize).map(|i| holder_of(*found.add(i))).collect();
+        pg_sys::pfree(found.cast());
+        holders
+    }
 }
 
 /// Gives back a lock taken in the same call.
@@ -196,6 +213,14 @@ pub fn wake(identity: Identity) {
             }
         }
     }
+}
+
+fn holder_of(id: pg_sys::VirtualTransactionId) -> Holder {
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let process = id.backendId;
+    #[cfg(any(feature = "pg17", feature = "pg18"))]
+    let process = id.procNumber;
+    Holder { process, transaction: id.localTransactionId }
 }
 
 #[cfg(any(feature = "pg15", feature = "pg16"))]

@@ -166,8 +166,12 @@ pub fn terminate(admin: &mut Client, pid: i32) {
 }
 
 pub fn kill9(pid: i32) {
-    let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status();
-    assert!(killed.is_ok_and(|status| status.success()), "cannot kill {pid}");
+    signal("-9", pid);
+}
+
+pub fn signal(signal: &str, pid: i32) {
+    let sent = std::process::Command::new("kill").args([signal, &pid.to_string()]).status();
+    assert!(sent.is_ok_and(|status| status.success()), "cannot send {signal} to {pid}");
 }
 
 /// A caller of `idem_begin` in a thread of its own.
