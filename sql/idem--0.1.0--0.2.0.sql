@@ -2,6 +2,26 @@
 
 \echo Use "ALTER EXTENSION idem UPDATE" to load this file. \quit
 
+-- Filters ----------------------------------------------------------------------------------------
+
+CREATE TABLE idem_filters (
+    segment integer PRIMARY KEY,
+    memory  bigint NOT NULL,
+    file    bigint NOT NULL,
+    blocks  bigint NOT NULL,
+    written bigint NOT NULL
+);
+
+COMMENT ON TABLE idem_filters IS
+    'Where this server has filters in shared memory, which tell new keys apart without a look into the segment. Written by idem_purge.';
+COMMENT ON COLUMN idem_filters.segment IS 'The n of idem_segment_n.';
+COMMENT ON COLUMN idem_filters.memory IS 'Name of the piece of dynamic shared memory; it is gone after a restart.';
+COMMENT ON COLUMN idem_filters.file IS 'Number of the segment''s file when the filter was made.';
+COMMENT ON COLUMN idem_filters.blocks IS 'How many blocks the segment had.';
+COMMENT ON COLUMN idem_filters.written IS 'How many rows the statistics had counted in it.';
+
+REVOKE ALL ON TABLE idem_filters FROM PUBLIC;
+
 -- Statistics -------------------------------------------------------------------------------------
 --
 -- Counted in shared memory for each database, from the first use after the server's start. Before

@@ -151,6 +151,22 @@ COMMENT ON TABLE idem_floors IS
 COMMENT ON COLUMN idem_floors.fence IS 'The highest fence of the rows that a purge removed.';
 COMMENT ON COLUMN idem_floors.purged_at IS 'When it did.';
 
+CREATE TABLE idem_filters (
+    segment integer PRIMARY KEY,
+    memory  bigint NOT NULL,
+    file    bigint NOT NULL,
+    blocks  bigint NOT NULL,
+    written bigint NOT NULL
+);
+
+COMMENT ON TABLE idem_filters IS
+    'Where this server has filters in shared memory, which tell new keys apart without a look into the segment. Written by idem_purge.';
+COMMENT ON COLUMN idem_filters.segment IS 'The n of idem_segment_n.';
+COMMENT ON COLUMN idem_filters.memory IS 'Name of the piece of dynamic shared memory; it is gone after a restart.';
+COMMENT ON COLUMN idem_filters.file IS 'Number of the segment''s file when the filter was made.';
+COMMENT ON COLUMN idem_filters.blocks IS 'How many blocks the segment had.';
+COMMENT ON COLUMN idem_filters.written IS 'How many rows the statistics had counted in it.';
+
 -- pg_dump takes the rows along: a restored database replays what the dumped one had completed.
 SELECT pg_catalog.pg_extension_config_dump('idem_claims', '');
 SELECT pg_catalog.pg_extension_config_dump('idem_segment_0', '');
@@ -768,7 +784,7 @@ COMMENT ON FUNCTION idem_revoke(regrole) IS
 
 REVOKE ALL ON TABLE
     idem_claims, idem_segment_0, idem_segment_1, idem_segment_2, idem_segment_3, idem_segment_4, idem_segment_5, idem_segment_6, idem_segment_7, idem_long, idem_ring,
-    idem_locks, idem_floors, idem_records, idem_overview, lock_leases
+    idem_filters, idem_locks, idem_floors, idem_records, idem_overview, lock_leases
 FROM PUBLIC;
 REVOKE ALL ON FUNCTION
     idem_begin(text, bytea, text, text, interval, interval, boolean),

@@ -148,7 +148,12 @@ fn highest(floors: &Table) -> Result<i64, Error> {
 
 /// Deletes at most `limit` rows of names that are idle since `idle`, and keeps the floor for them; says how many.
 pub fn purge(function: pg_sys::Oid, idle: Micros, now: Moment, limit: u64) -> Result<u64, Error> {
-    let leases = Table::open(&LOCKS, function, Access::Write)?;
+    let Some(leases) = Table::try_open(&LOCKS, function, Access::Write)? else { return Ok(0) };
+    // Before a row goes, its fence must be sure to stay.
+    let Some(floors) = Table::try_open(&FLOORS, function, Access::Write)? else {
+        leases.close(false);
+        return Ok(0);
+    };
     let (mut deleted, mut fence) = (0, 0);
     leases.scan(|row| {
         let lease = stored_lease(&row)?;
@@ -159,7 +164,6 @@ pub fn purge(function: pg_sys::Oid, idle: Micros, now: Moment, limit: u64) -> Re
         Ok(deleted < limit)
     })?;
     if deleted > 0 {
-        let floors = Table::open(&FLOORS, function, Access::Write)?;
         let highest = highest(&floors)?;
         if fence > highest {
             floors.insert(&[Value::Long(fence), Value::Moment(now)]);
@@ -171,8 +175,8 @@ pub fn purge(function: pg_sys::Oid, idle: Micros, now: Moment, limit: u64) -> Re
                 Ok(true)
             })?;
         }
-        floors.close(true);
     }
+    floors.close(deleted > 0);
     leases.close(deleted > 0);
     Ok(deleted)
 }

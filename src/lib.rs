@@ -5,6 +5,7 @@
 //! the records, [`pg`] is the only place that talks to PostgreSQL. See ARCHITECTURE.md.
 
 mod contention;
+mod filters;
 mod functions;
 mod idempotency;
 mod leases;

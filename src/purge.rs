@@ -4,8 +4,10 @@
 //! locks. No key's lock is taken for that: a row that counts no more is removed only if nobody has changed it, or is about
 //! to; whoever wants to change it afterwards waits for the end of this transaction and finds it gone. Then the ring
 //! is turned: segments whose bound has passed are emptied as a whole, and if it is time the next one becomes the current
-//! one. That comes last because an emptied segment stays locked until the transaction ends.
+//! one. That comes last because an emptied segment stays locked until the transaction ends. When there is nothing to turn, a
+//! segment gets its filter, which takes a second or two for a large one.
 
+use crate::filters;
 use crate::ring::Turning;
 use crate::storage::{self, Segment};
 use crate::{leases, pg, settings};
@@ -47,6 +49,7 @@ fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
             && (over || worthless)
             && let Some(emptied) = storage::empty_segment(function, segment, over, now)?
         {
+            filters::remove(function, segment)?;
             rows += emptied;
             left = 0;
         }
@@ -55,10 +58,14 @@ fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
             bytes = left;
         }
     }
-    if let Some(next) = ring.next(settings::ttl(), bytes, empty, now)
-        && storage::reserve_segment(function, next.segment())?
-    {
-        turning.go_on(next)?;
+    if let Some(next) = ring.next(settings::ttl(), bytes, empty, now) {
+        if storage::reserve_segment(function, next.segment())?
+            && filters::remove(function, next.segment())?
+        {
+            turning.go_on(next)?;
+        }
+    } else if rows == 0 {
+        filters::make_one(function, ring, now)?;
     }
     turning.end();
     Ok(rows)

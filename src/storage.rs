@@ -12,6 +12,7 @@
 //!
 //! Nothing above this file knows the tables; nothing below it knows what a record means.
 
+use crate::filters;
 use crate::pg;
 use crate::pg::fmgr::{Value, Varlena};
 use crate::pg::table::{self, Access, Definition, Look, Row, Table, View};
@@ -106,7 +107,8 @@ const fn of_completed(name: &'static CStr, slot: usize) -> Definition {
 
 static LONG: Definition = of_completed(c"idem_long", 1);
 
-static SEGMENT: [Definition; SEGMENTS] = [
+/// The segments, which `filters.rs` reads, too.
+pub static SEGMENT: [Definition; SEGMENTS] = [
     of_completed(c"idem_segment_0", 2),
     of_completed(c"idem_segment_1", 3),
     of_completed(c"idem_segment_2", 4),
@@ -265,12 +267,12 @@ impl Storage {
             return Ok(Some(found));
         }
         // An ordinary read scans an empty table all the same, for its predicate lock.
-        let empty = match look {
-            Look::Newest => self.empty_homes(newest)?,
+        let without = match look {
+            Look::Newest => self.homes_without(&key.identity.digest, newest)?,
             Look::Snapshot => [false; HOMES],
         };
         for home in older.into_iter().chain([Home::Long, Home::Claims]) {
-            if !empty[home.definition().slot]
+            if !without[home.definition().slot]
                 && let Some(found) = self.find_in(home, key, view)?
             {
                 return Ok(Some(found));
@@ -279,28 +281,34 @@ impl Storage {
         Ok(None)
     }
 
-    /// Which homes have no row; that of `seen` is not asked for.
-    fn empty_homes(&self, seen: Home) -> Result<[bool; HOMES], Error> {
+    /// Which homes surely have no row of that digest: those that are empty, and what filters exclude. That of `seen` is not
+    /// asked for.
+    fn homes_without(&self, digest: &[u8; 16], seen: Home) -> Result<[bool; HOMES], Error> {
         let now = pg::now();
         loop {
             let changes = table::changes();
             let settled = settled(changes, now);
-            let homes = std::array::from_fn(|slot| {
-                let home = Home::ALL[slot];
-                (!settled[slot] && home != seen).then(|| home.definition())
+            let filters = filters::read(self.function, now)?;
+            let known = Home::ALL.map(|home| {
+                settled[home.definition().slot]
+                    || matches!(home, Home::Segment(segment) if filters.exclude(segment, digest))
             });
-            let mut empty = table::are_empty(homes, self.function)?;
+            let asked = std::array::from_fn(|slot| {
+                let home = Home::ALL[slot];
+                (!known[slot] && home != seen).then(|| home.definition())
+            });
+            let mut without = table::are_empty(asked, self.function)?;
             // Now everything was heard of that was committed before this call.
             if table::changes() != changes {
                 continue;
             }
             for (slot, home) in Home::ALL.into_iter().enumerate() {
-                if let (Home::Segment(segment), true) = (home, empty[slot]) {
+                if let (Home::Segment(segment), true) = (home, without[slot]) {
                     settle(self.function, segment, now)?;
                 }
-                empty[slot] |= settled[slot];
+                without[slot] |= known[slot];
             }
-            return Ok(empty);
+            return Ok(without);
         }
     }
 
@@ -477,9 +485,9 @@ fn stored_completion(row: &Row) -> Result<StoredCompletion, Error> {
     })
 }
 
-/// Deletes at most `limit` claims whose lease was over by `before`; says how many.
+/// Deletes at most `limit` claims whose lease was over by `before`; says how many. None if somebody has the table for himself.
 pub fn purge_claims(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
-    let table = Table::open(&CLAIMS, function, Access::Write)?;
+    let Some(table) = Table::try_open(&CLAIMS, function, Access::Write)? else { return Ok(0) };
     let mut deleted = 0;
     table.scan(|row| {
         if row.long(claim::EXPIRES_AT)? <= before && table.delete_unchanged(&row) {
@@ -491,9 +499,10 @@ pub fn purge_claims(function: pg_sys::Oid, before: Moment, limit: u64) -> Result
     Ok(deleted)
 }
 
-/// Deletes at most `limit` finished records outside the segments that had expired by `before`; says how many.
+/// Deletes at most `limit` finished records outside the segments that had expired by `before`; says how many. None if somebody
+/// has the table for himself.
 pub fn purge_long(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
-    let table = Table::open(&LONG, function, Access::Write)?;
+    let Some(table) = Table::try_open(&LONG, function, Access::Write)? else { return Ok(0) };
     let mut deleted = 0;
     if !table.is_empty() {
         table.scan_until(completed::EXPIRES_AT, before, |row| {

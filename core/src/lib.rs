@@ -10,6 +10,7 @@ pub mod canonical;
 pub mod decision;
 pub mod duration;
 pub mod error;
+pub mod filter;
 pub mod held;
 pub mod identity;
 pub mod lease;

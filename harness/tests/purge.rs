@@ -221,6 +221,187 @@ fn a_writer_that_waits_for_a_segment_looks_at_its_turn_again() {
     assert_eq!(status(&mut writer, "key", ""), "completed");
 }
 
+/// The same where the ring has moved on between the writer's idea of it and its lock of the segment.
+#[test]
+fn a_writer_that_finds_another_turn_waits_for_its_segment_and_looks_again() {
+    let db = TestDb::new();
+    let (mut admin, mut other, mut writer) = (db.admin(), db.admin(), db.app());
+    acquire(&mut writer, "key", ", lease => '1 us'");
+    run(&mut writer, "BEGIN");
+    // It took over, so that it looks for what it is to replace before it writes.
+    acquire(&mut writer, "key", "");
+    run(&mut other, "BEGIN; LOCK TABLE idem_claims IN ACCESS EXCLUSIVE MODE");
+    let writer_pid = pid(&mut writer);
+    let writing = std::thread::spawn(move || {
+        complete(&mut writer, "key", &json!(1), None);
+        run(&mut writer, "COMMIT");
+        writer
+    });
+    eventually("the writer looks", || queues(&mut admin, writer_pid));
+    // A purge waits for none of the tables.
+    run(&mut admin, "SET idem.ttl = '3649d'; SET lock_timeout = '1ms'");
+    purge(&mut admin);
+    run(&mut admin, "RESET lock_timeout");
+    assert_eq!(current(&mut admin), "idem_segment_1");
+    run(&mut admin, "BEGIN; LOCK TABLE idem_segment_1 IN ACCESS EXCLUSIVE MODE");
+    run(&mut other, "COMMIT");
+    let waits =
+        "SELECT count(*) FROM pg_locks WHERE relation = 'idem_segment_1'::regclass AND NOT granted";
+    eventually("the writer waits for the new segment", || number(&mut other, waits) == 1);
+    run(
+        &mut admin,
+        "UPDATE idem_ring SET turn = 9, bound = now() + interval '1 s' WHERE turn = 1;
+         ALTER TABLE idem_ring SET (fillfactor = 90); COMMIT",
+    );
+    let mut writer = writing.join().unwrap();
+    let homes =
+        "SELECT 10 * (SELECT count(*) FROM idem_long) + (SELECT count(*) FROM idem_segment_1)";
+    assert_eq!(number(&mut admin, homes), 10, "it went where it may stay");
+    assert_eq!(status(&mut writer, "key", ""), "completed");
+}
+
+#[test]
+fn a_purge_waits_for_no_table() {
+    let db = TestDb::new();
+    let (mut admin, mut other) = (db.admin(), db.admin());
+    run(&mut admin, "SET lock_timeout = '1ms'");
+    for table in
+        ["idem_claims", "idem_long", "idem_locks", "idem_floors", "idem_ring", "idem_filters"]
+    {
+        run(&mut other, &format!("BEGIN; LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"));
+        assert_eq!(purge(&mut admin), 0, "{table}");
+        run(&mut other, "COMMIT");
+    }
+}
+
+/// Nine thousand records in the first segment, whose turn is over, with a filter.
+fn filtered(admin: &mut Client) {
+    // Not more at once than there is room for locks.
+    for first in [1, 3_001, 6_001] {
+        let keys = format!("generate_series({first}, {first} + 2999)");
+        run(admin, &format!("SELECT idem_once('key-' || i) FROM {keys} AS i"));
+    }
+    run(admin, "UPDATE idem_ring SET started_at = started_at - interval '1 day'");
+    eventually("the ring moves on", || {
+        purge(admin);
+        current(admin) == "idem_segment_1"
+    });
+    make_filter(admin);
+}
+
+/// Purges until the first segment has a filter, and one that its state still agrees with.
+fn make_filter(admin: &mut Client) {
+    run(admin, "SELECT pg_stat_force_next_flush()");
+    let good = "SELECT count(*) FROM idem_filters
+                WHERE segment = 0 AND file = pg_relation_filenode('idem_segment_0')
+                AND blocks = pg_relation_size('idem_segment_0') / 8192
+                AND written = pg_stat_get_tuples_inserted('idem_segment_0'::regclass)";
+    eventually("the filter is made", || {
+        purge(admin);
+        number(admin, good) == 1
+    });
+}
+
+/// How often the index of the first segment is looked into while so many keys are begun that are new.
+fn looks_for_new_keys(db: &TestDb, admin: &mut Client, keys: i64) -> i64 {
+    let looks = "SELECT pg_stat_get_numscans('idem_segment_0_pkey'::regclass)";
+    let mut app = db.app();
+    run(&mut app, "SELECT pg_stat_force_next_flush()");
+    let before = number(admin, looks);
+    let begin = format!(
+        "SELECT count(*) FROM generate_series(1, {keys}) AS i, LATERAL (SELECT * FROM idem_begin('new-' || i) OFFSET 0) AS b WHERE status = 'acquired'"
+    );
+    let mut work = app.transaction().unwrap();
+    assert_eq!(number(&mut work, &begin), keys);
+    work.rollback().unwrap();
+    run(&mut app, "SELECT pg_stat_force_next_flush()");
+    run(&mut app, "SELECT 1");
+    number(admin, looks) - before
+}
+
+#[test]
+fn new_keys_are_told_by_a_filter_and_old_ones_are_found() {
+    let db = TestDb::new();
+    let mut admin = db.admin();
+    filtered(&mut admin);
+    let with = looks_for_new_keys(&db, &mut admin, 1_000);
+    assert!(with < 100, "{with} of 1,000 keys were looked for in the segment");
+    let replays = "SELECT count(*) FROM generate_series(1, 9000) AS i, LATERAL (SELECT * FROM idem_begin('key-' || i) OFFSET 0) AS b
+                   WHERE status = 'completed'";
+    assert_eq!(number(&mut db.app(), replays), 9_000);
+    // Without it, or with the name of memory that is not there or not idem's, each is looked for.
+    for memory in ["1", "memory + (1::bigint << 32)"] {
+        run(&mut admin, &format!("UPDATE idem_filters SET memory = {memory}"));
+        assert_eq!(looks_for_new_keys(&db, &mut admin, 1_000), 1_000, "{memory}");
+        make_filter(&mut admin);
+        run(&mut admin, "SELECT 1");
+    }
+    // It goes with what it is made of.
+    run(
+        &mut admin,
+        "UPDATE idem_segment_0 SET expires_at = now(); UPDATE idem_ring SET bound = now() WHERE turn = 0",
+    );
+    purge_all(&mut admin);
+    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_filters"), 0);
+}
+
+#[test]
+fn a_record_that_was_put_behind_a_filter_by_sql_is_found() {
+    let db = TestDb::new();
+    let (mut admin, mut app) = (db.admin(), db.app());
+    filtered(&mut admin);
+    run_once(&mut app, "moved", "1 h");
+    assert_eq!(status(&mut app, "moved", ""), "completed");
+    // Into a block that is there, so that only the statistics tell.
+    run(&mut admin, "DELETE FROM idem_segment_0 WHERE key LIKE 'key-1%'");
+    run(&mut admin, "VACUUM idem_segment_0");
+    make_filter(&mut admin);
+    assert!(looks_for_new_keys(&db, &mut admin, 1_000) < 100);
+    let blocks = "SELECT pg_relation_size('idem_segment_0')";
+    let before = number(&mut admin, blocks);
+    run(
+        &mut admin,
+        "WITH moved AS (DELETE FROM idem_segment_1 WHERE key = 'moved' RETURNING *)
+         INSERT INTO idem_segment_0 SELECT * FROM moved;
+         SELECT pg_stat_force_next_flush()",
+    );
+    assert_eq!(number(&mut admin, blocks), before);
+    eventually("it is found", || {
+        run(&mut app, "BEGIN");
+        let found = status(&mut app, "moved", "") == "completed";
+        run(&mut app, "ROLLBACK");
+        found
+    });
+}
+
+#[test]
+fn filters_are_made_anew_after_a_restart_or_crash() {
+    let server = Server::start(&["fsync=on", "autovacuum=off"]);
+    server.create_database("shop");
+    let mut admin = server.connect("shop", "postgres");
+    filtered(&mut admin);
+    let name = "SELECT memory FROM idem_filters WHERE segment = 0";
+    for kill in [Server::kill9, |server: &Server| server.stop("fast")] {
+        let before = number(&mut admin, name);
+        kill(&server);
+        server.start_again();
+        admin = server.connect("shop", "postgres");
+        for (key, told) in [("key-1", "completed"), ("new", "acquired")] {
+            let sql =
+                "SELECT status FROM (SELECT * FROM idem_begin($1, lease => '1h') OFFSET 0) AS b";
+            let mut work = admin.transaction().unwrap();
+            let status: String = work.query_one(sql, &[&key]).unwrap().get(0);
+            assert_eq!(status, told);
+            work.rollback().unwrap();
+        }
+        make_filter(&mut admin);
+        eventually("a filter that is there", || {
+            purge(&mut admin);
+            number(&mut admin, name) != before
+        });
+    }
+}
+
 #[test]
 fn a_record_that_a_transaction_replaces_is_not_purged_and_one_that_is_purged_is_gone() {
     let db = TestDb::new();

@@ -6,6 +6,7 @@
 //! - [`lock`]: the lock manager: taking, waiting for and giving back a key's lock; sleeping and waking
 //! - [`trap`]: catching an error whole, undoing what failed
 //! - [`raw`]: the C functions of the hot path, several within one trap
+//! - [`memory`]: memory that outlives a session and that others can read
 //! - [`shmem`]: counters that all connections share
 //! - [`table`]: reading and writing the extension's tables without SQL
 //! - [`truncate`]: emptying one of them as a whole
@@ -19,6 +20,7 @@
 pub mod fmgr;
 pub mod json;
 pub mod lock;
+pub mod memory;
 pub mod raw;
 pub mod shmem;
 pub mod table;

@@ -43,7 +43,7 @@ pub struct Definition {
 }
 
 /// How many tables there are: the places in the cache.
-pub const TABLES: usize = 13;
+pub const TABLES: usize = 14;
 
 /// What a table is opened for.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -116,12 +116,18 @@ fn remember(table: &Definition, oid: pg_sys::Oid) {
     OIDS.set(oids);
 }
 
-/// The OID of `table`, which lies in the schema of the SQL function `function`.
-fn resolve(table: &Definition, function: pg_sys::Oid) -> Result<pg_sys::Oid, Error> {
+/// The OID of `table`, which lies in the schema of the SQL function `function`. `None` if to find out would need waiting
+/// for others, unless it is to `wait`.
+fn resolve(
+    table: &Definition,
+    function: pg_sys::Oid,
+    wait: bool,
+) -> Result<Option<pg_sys::Oid>, Error> {
     let known = OIDS.get()[table.slot];
     if known != pg_sys::InvalidOid {
-        return Ok(known);
+        return Ok(Some(known));
     }
+    let mode = Access::Read as pg_sys::LOCKMODE;
     // SAFETY: catalogue look-ups by valid OIDs and C strings; the callback is a function of this
     // library, which is never unloaded; a table that is dropped meanwhile is not opened.
     unsafe {
@@ -133,22 +139,28 @@ fn resolve(table: &Definition, function: pg_sys::Oid) -> Result<pg_sys::Oid, Err
         if oid == pg_sys::InvalidOid {
             return Err(Error::OtherVersion { found: "A table of the extension is missing." });
         }
+        if !wait && !pg_sys::ConditionalLockRelationOid(oid, mode) {
+            return Ok(None);
+        }
         // Remembered before the check: a change reported meanwhile makes it unknown again.
         remember(table, oid);
-        let relation = pg_sys::try_relation_open(oid, Access::Read as pg_sys::LOCKMODE);
+        let relation = pg_sys::try_relation_open(oid, mode);
+        if !wait {
+            pg_sys::UnlockRelationOid(oid, mode);
+        }
         if relation.is_null() {
             remember(table, pg_sys::InvalidOid);
             return Err(Error::OtherVersion { found: "A table of the extension is missing." });
         }
         let fits = has_columns(relation, table.columns);
-        pg_sys::table_close(relation, Access::Read as pg_sys::LOCKMODE);
+        pg_sys::table_close(relation, mode);
         if !fits {
             remember(table, pg_sys::InvalidOid);
             return Err(Error::OtherVersion {
                 found: "A table of the extension has not the columns the library expects.",
             });
         }
-        Ok(oid)
+        Ok(Some(oid))
     }
 }
 
@@ -183,7 +195,7 @@ pub fn are_empty<const N: usize>(
     let mut oids = [pg_sys::InvalidOid; N];
     for (oid, table) in oids.iter_mut().zip(tables) {
         if let Some(table) = table {
-            *oid = resolve(table, function)?;
+            *oid = resolve(table, function, true)?.expect("it is waited for");
         }
     }
     // SAFETY: the body owns nothing to drop and does not panic.
@@ -221,6 +233,16 @@ pub struct Table {
     /// NULL if the table was opened to be maintained as a whole.
     index: pg_sys::Relation,
     access: Access,
+}
+
+/// How a table stands.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct State {
+    /// The number of its file, another after TRUNCATE or a rewrite.
+    pub file: i64,
+    pub blocks: i64,
+    /// How many rows were inserted and updated, by what PostgreSQL's statistics have heard.
+    pub written: i64,
 }
 
 /// What trying to open a table led to.
@@ -270,7 +292,7 @@ impl Table {
         wait: bool,
     ) -> Result<Option<Table>, Error> {
         loop {
-            let oid = resolve(table, function)?;
+            let Some(oid) = resolve(table, function, wait)? else { return Ok(None) };
             // SAFETY: the body owns nothing to drop and does not panic.
             let opened = unsafe {
                 trap(|raw| owned_by_transaction(raw, || open_by_oid(raw, table, oid, access, wait)))
@@ -325,6 +347,30 @@ impl Table {
         // SAFETY: the relation is open.
         unsafe {
             pg_sys::RelationGetNumberOfBlocksInFork(self.relation, pg_sys::ForkNumber::MAIN_FORKNUM)
+        }
+    }
+
+    /// How it stands: equal if nothing was added meanwhile.
+    pub fn state(&self) -> State {
+        let count = |function: u32| {
+            // SAFETY: built-in functions of one oid, which return a bigint.
+            unsafe {
+                let function = pg_sys::Oid::from(function);
+                let oid = pg_sys::Datum::from(self.oid);
+                pg_sys::OidFunctionCall1Coll(function, pg_sys::InvalidOid, oid).value() as i64
+            }
+        };
+        // SAFETY: the relation is open.
+        #[cfg(feature = "pg15")]
+        let file = unsafe { (*self.relation).rd_node.relNode };
+        #[cfg(not(feature = "pg15"))]
+        // SAFETY: the relation is open.
+        let file = unsafe { (*self.relation).rd_locator.relNumber };
+        State {
+            file: i64::from(file.to_u32()),
+            blocks: i64::from(self.blocks()),
+            written: count(pg_sys::F_PG_STAT_GET_TUPLES_INSERTED)
+                + count(pg_sys::F_PG_STAT_GET_TUPLES_UPDATED),
         }
     }
 
