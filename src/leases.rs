@@ -107,7 +107,12 @@ impl Leases {
 
     /// Writes the row of `name` in place of the one that was found. The name's lock is held. False, and nothing
     /// written, if a purge has removed the one that was found.
-    pub fn put(&self, name: &Key, row: &StoredLease, replaced: Option<&Found>) -> bool {
+    pub fn put(
+        &self,
+        name: &Key,
+        row: &StoredLease,
+        replaced: Option<&Found>,
+    ) -> Result<bool, Error> {
         let values = [
             Value::Token(name.identity.digest),
             row.lease.token.map(Value::Token).into(),
@@ -123,7 +128,7 @@ impl Leases {
             Some(found) => self.0.update(&found.row, &values),
             None => {
                 self.0.insert(&values);
-                true
+                Ok(true)
             }
         }
     }

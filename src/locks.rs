@@ -78,7 +78,7 @@ pub fn take(
                     let lease = Lease { token: Some(token), fence, expires_at: lease_end };
                     let row = StoredLease { lease, acquired_at: now, ttl, holder };
                     // Unless the row was purged meanwhile: then look again, for the floor.
-                    if leases.put(name, &row, found.as_ref()) {
+                    if leases.put(name, &row, found.as_ref())? {
                         pg::force_sync_commit();
                         count(Counter::LocksAcquired);
                         let answer = Grant { token, fence, lease_end };
@@ -150,7 +150,7 @@ pub fn extend(
     }
     let row = StoredLease { lease: Lease { expires_at, ..lease }, acquired_at, ttl, holder };
     // A purge leaves a row alone whose lease is running.
-    leases.put(name, &row, Some(&found));
+    leases.put(name, &row, Some(&found))?;
     pg::force_sync_commit();
     leases.close(true);
     Ok(expires_at)
@@ -163,7 +163,7 @@ pub fn unlock(function: pg_sys::Oid, name: &Key, token: Token) -> Result<bool, E
     };
     let StoredLease { lease, acquired_at, ttl, .. } = found.stored;
     let lease = Lease { token: None, expires_at: pg::now().min(lease.expires_at), ..lease };
-    leases.put(name, &StoredLease { lease, acquired_at, ttl, holder: None }, Some(&found));
+    leases.put(name, &StoredLease { lease, acquired_at, ttl, holder: None }, Some(&found))?;
     leases.close(true);
     Ok(true)
 }

@@ -360,7 +360,7 @@ impl Storage {
         ];
         let claims = self.home(Home::Claims, Access::Write)?;
         if let Some(Found { stored: Stored::Claim(_), row, .. }) = replaced {
-            return Ok(claims.update(row, &values));
+            return claims.update(row, &values);
         }
         if let Some(expired) = replaced {
             self.remove(expired)?;
@@ -405,7 +405,7 @@ impl Storage {
 
     /// Removes what was found. The lock of the key is held. False if a purge has done it.
     pub fn remove(&self, found: &Found) -> Result<bool, Error> {
-        Ok(self.home(found.home, Access::Write)?.delete(&found.row))
+        self.home(found.home, Access::Write)?.delete(&found.row)
     }
 }
 

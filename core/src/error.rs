@@ -282,6 +282,9 @@ impl Error {
                 "Call idem_complete or idem_release before the transaction ends, or give idem_begin a lease if the work goes on after it."
             }
             Error::OtherVersion { .. } => "Run ALTER EXTENSION idem UPDATE, then reconnect.",
+            Error::Corrupted { .. } => {
+                "Change idem's tables by its functions only, at least while sessions use them. Otherwise restore what is stored from a backup."
+            }
             _ => return None,
         };
         Some(hint.to_string())

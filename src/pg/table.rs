@@ -622,19 +622,20 @@ impl Table {
     }
 
     /// Replaces `row`, keeping columns that an administrator added; in place (HOT) as long as no
-    /// indexed column changes. False if somebody (a purge) has removed the row; waits for one who is about to.
-    pub fn update(&self, row: &Row, values: &[Value]) -> bool {
+    /// indexed column changes. False if somebody (a purge) has removed the row; waits for one who is about to. XX001 if
+    /// somebody has changed it.
+    pub fn update(&self, row: &Row, values: &[Value]) -> Result<bool, Error> {
         if self.is_plain(values.len()) {
             // SAFETY: the body owns nothing to drop and does not panic.
             let result = unsafe { trap(|raw| self.update_plainly(raw, row, values)) };
             return is_there(result);
         }
-        let mut there = true;
+        let mut there = Ok(true);
         self.write(values, Some(row), |slot| {
             // SAFETY: as for insert.
             let updated = unsafe { update_tuple(self.relation, row.place, slot) };
-            there = updated.is_some();
-            updated.flatten()
+            there = updated.as_ref().map(Option::is_some).map_err(Error::clone);
+            updated.ok().flatten().flatten()
         });
         there
     }
@@ -694,8 +695,8 @@ impl Table {
         }
     }
 
-    /// Removes `row`. False if somebody (a purge) has; waits for one who is about to.
-    pub fn delete(&self, row: &Row) -> bool {
+    /// Removes `row`. False if somebody (a purge) has; waits for one who is about to. XX001 if somebody has changed it.
+    pub fn delete(&self, row: &Row) -> Result<bool, Error> {
         is_there(self.delete_tuple(row, true))
     }
 
@@ -809,12 +810,13 @@ struct IndexEntries {
     summarizing: bool,
 }
 
-/// Updates the row at `place` and says which index entries that needs; `None` if it is no longer there.
+/// Updates the row at `place` and says which index entries that needs; `None` if it is no longer there; XX001 if it has
+/// changed.
 unsafe fn update_tuple(
     relation: pg_sys::Relation,
     mut place: pg_sys::ItemPointerData,
     slot: *mut pg_sys::TupleTableSlot,
-) -> Option<Option<IndexEntries>> {
+) -> Result<Option<Option<IndexEntries>>, Error> {
     let mut failure = pg_sys::TM_FailureData::default();
     let mut lock_mode = pg_sys::LockTupleMode::LockTupleExclusive;
     #[cfg(feature = "pg15")]
@@ -839,16 +841,16 @@ unsafe fn update_tuple(
             )
         })
     };
-    if !is_there(result) {
-        return None;
+    if !is_there(result)? {
+        return Ok(None);
     }
     #[cfg(feature = "pg15")]
-    return Some(which.then_some(IndexEntries { update: true, summarizing: false }));
+    return Ok(Some(which.then_some(IndexEntries { update: true, summarizing: false })));
     #[cfg(not(feature = "pg15"))]
     {
         use pg_sys::TU_UpdateIndexes::{TU_None, TU_Summarizing};
         let summarizing = which == TU_Summarizing;
-        Some((which != TU_None).then_some(IndexEntries { update: true, summarizing }))
+        Ok(Some((which != TU_None).then_some(IndexEntries { update: true, summarizing })))
     }
 }
 
@@ -934,11 +936,13 @@ unsafe fn open_by_oid(
 }
 
 /// Whether the row that was to be written was there. Nobody else writes rows of a key, but a purge removes them.
-fn is_there(result: pg_sys::TM_Result::Type) -> bool {
+fn is_there(result: pg_sys::TM_Result::Type) -> Result<bool, Error> {
     match result {
-        pg_sys::TM_Result::TM_Ok => true,
-        pg_sys::TM_Result::TM_Deleted => false,
-        _ => panic!("a row was changed by somebody who does not hold its key's lock"),
+        pg_sys::TM_Result::TM_Ok => Ok(true),
+        pg_sys::TM_Result::TM_Deleted => Ok(false),
+        _ => Err(Error::Corrupted {
+            found: "A row was changed by somebody else while the caller held its lock.",
+        }),
     }
 }
 
