@@ -269,7 +269,8 @@ fn script() -> PathBuf {
 #[track_caller]
 pub fn installed(major: u32) -> Option<PathBuf> {
     let home = PathBuf::from(pg(&["home", &major.to_string()]).trim());
-    let extension = home.join("share/extension");
+    let config = Command::new(home.join("bin/pg_config")).arg("--sharedir").output().ok()?;
+    let extension = Path::new(String::from_utf8(config.stdout).ok()?.trim()).join("extension");
     let script = |path: &Path| std::fs::read(path).ok();
     let ours = script(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../sql/idem.sql"));
     let control = std::fs::read_to_string(extension.join("idem.control")).ok()?;
