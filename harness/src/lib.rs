@@ -42,6 +42,12 @@ pub fn rounds(few: u64, many: u64) -> u64 {
     }
 }
 
+/// Says that something is not tested here, past the test runner, which shows what is printed by failing tests only.
+pub fn skipped(why: &str) {
+    let words = format!("\nSKIPPED: {why}\n");
+    std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()).expect("stderr");
+}
+
 fn environment(name: &str) -> String {
     std::env::var(name).unwrap_or_else(|_| {
         panic!("{name} is not set: run this with `make client` or `scripts/pg run`")

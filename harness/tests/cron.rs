@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use common::*;
-use idem_harness::{Server, TestDb, eventually, major, try_pg};
+use idem_harness::{Server, TestDb, eventually, major, skipped, try_pg};
 use postgres::Client;
 
 /// Jobs run when a minute begins.
@@ -24,11 +24,7 @@ fn has_cron() -> bool {
         Ok(_) => true,
         Err(error) if root => panic!("{error}"),
         Err(error) => {
-            // Past the test runner, which shows what is printed by failing tests only.
-            let words = format!(
-                "\nSKIPPED: pg_cron was not tested, because it is not to be had: {error}\n"
-            );
-            std::io::Write::write_all(&mut std::io::stderr(), words.as_bytes()).expect("stderr");
+            skipped(&format!("pg_cron was not tested, because it is not to be had: {error}"));
             false
         }
     }

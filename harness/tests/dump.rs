@@ -3,12 +3,11 @@
 
 mod common;
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::*;
-use idem_harness::{Server, TestDb, installed, major};
+use idem_harness::{Server, TestDb, installed, major, skipped};
 use postgres::Client;
 use serde_json::json;
 use uuid::Uuid;
@@ -248,11 +247,7 @@ fn who_can_dump() {
 fn older() -> Option<u32> {
     let found = (15..major()).find(|older| installed(*older).is_some());
     if found.is_none() && major() > 15 {
-        // Not a print macro, whose output is shown of failed tests only.
-        let _ = writeln!(
-            std::io::stderr(),
-            "SKIPPED: no older PostgreSQL with this idem is there: scripts/pg install 15"
-        );
+        skipped("no older PostgreSQL with this idem is there: scripts/pg install 15");
     }
     found
 }

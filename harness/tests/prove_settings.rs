@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::scope;
 
 use common::*;
-use idem_harness::{Server, TestDb, eventually, major, rounds, sqlstate};
+use idem_harness::{Server, TestDb, eventually, major, rounds, skipped, sqlstate};
 use lock_common::*;
 use postgres::Client;
 use serde_json::json;
@@ -408,7 +408,7 @@ fn the_battery_in_every_encoding_and_collation() {
             "ENCODING 'UTF8' LOCALE_PROVIDER icu ICU_LOCALE 'und-u-ks-level1' LOCALE 'C'".into(),
         );
     } else {
-        println!("SKIPPED: this server is built without ICU: no nondeterministic collation");
+        skipped("this server is built without ICU: no nondeterministic collation");
     }
     if major() >= 17 {
         options.push(
@@ -421,21 +421,36 @@ fn the_battery_in_every_encoding_and_collation() {
         run(&mut db.admin(), "CREATE EXTENSION idem; SELECT idem_grant('app')");
         in_database(option, &db);
         let mut client = db.admin();
+        let mut equal = 1;
+        let mut column = "text";
         if icu && option.contains("UTF8") {
-            // Equal for the collation of the column they come from, two keys for idem.
             run(
                 &mut client,
-                "CREATE COLLATION anyhow (provider = icu, locale = 'und-u-ks-level1', deterministic = false);
-                 CREATE TABLE requests (key text COLLATE anyhow); INSERT INTO requests VALUES ('key'), ('KEY')",
+                "CREATE COLLATION anyhow (provider = icu, locale = 'und-u-ks-level1', deterministic = false)",
             );
-        } else {
-            run(
-                &mut client,
-                "CREATE TABLE requests (key text); INSERT INTO requests VALUES ('key'), ('KEY')",
-            );
+            (column, equal) = ("text COLLATE anyhow", 2);
         }
-        let fresh = "SELECT count(*) FROM requests, idem_begin(key, lease => '1h') WHERE status = 'acquired'";
-        assert_eq!(number(&mut client, fresh), 2, "{option}");
+        // Perhaps equal for the collation of the column they come from; two for idem.
+        run(
+            &mut client,
+            &format!(
+                "CREATE TABLE words (word {column}); INSERT INTO words VALUES ('key'), ('KEY');
+                 SELECT FROM idem_begin('owned', lease => '1h', owner => 'key')"
+            ),
+        );
+        assert_eq!(number(&mut client, "SELECT count(*) FROM words WHERE word = 'key'"), equal);
+        for (call, answer) in [
+            ("idem_begin(word, lease => '1h')", "status = 'acquired'"),
+            ("idem_begin('k', scope => word, lease => '1h')", "status = 'acquired'"),
+            ("idem_get(word)", "key = word COLLATE \"C\""),
+            ("lock_try(word, ttl => '1h')", "acquired"),
+            ("lock_try('l', scope => word, ttl => '1h')", "acquired"),
+        ] {
+            let sql = format!("SELECT count(*) FROM words, {call} WHERE {answer}");
+            assert_eq!(number(&mut client, &sql), 2, "{option}: {sql}");
+        }
+        let denied = "SELECT string_agg(word, '') FROM words, idem_begin('owned', owner => word) WHERE status = 'denied'";
+        assert_eq!(client.query_one(denied, &[]).unwrap().get::<_, &str>(0), "KEY", "{option}");
     }
 }
 
@@ -648,7 +663,7 @@ fn a_full_disk_fails_clean_and_all_works_when_there_is_room_again() {
     let server = Server::start(&["autovacuum=off"]);
     let path = format!("{}/small", server.dir());
     let Some(disk) = Disk::mount(path, Path::new(server.dir())) else {
-        println!("SKIPPED: a file system can be mounted by root only");
+        skipped("a file system can be mounted by root only");
         return;
     };
     run(
