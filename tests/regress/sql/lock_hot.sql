@@ -1,5 +1,6 @@
 -- A hot name costs no index entries: thousands of take, extend and unlock are HOT updates of one row, and neither table
--- nor index grows. In a database of its own, where nobody's snapshot keeps the old versions.
+-- nor index grows. In a database of its own, where nobody's snapshot keeps the old versions, but for that of an autovacuum
+-- worker who analyzes a catalogue at this very time: a few pages more, then.
 \set database :DBNAME
 CREATE DATABASE regress_idem_lock_hot;
 \c regress_idem_lock_hot
@@ -31,7 +32,7 @@ END
 $$;
 RESET ROLE;
 SELECT pg_stat_force_next_flush();
-SELECT n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_hot_upd AS hot, n_tup_del AS deleted FROM pg_stat_user_tables WHERE relname = 'idem_locks';
-SELECT pg_relation_size('idem_locks_pkey') = :before_size AS index_did_not_grow, pg_relation_size('idem_locks') / current_setting('block_size')::int AS table_blocks;
+SELECT n_tup_ins AS inserted, n_tup_upd AS updated, n_tup_hot_upd > 6500 AS hot, n_tup_del AS deleted FROM pg_stat_user_tables WHERE relname = 'idem_locks';
+SELECT pg_relation_size('idem_locks_pkey') = :before_size AS index_did_not_grow, pg_relation_size('idem_locks') / current_setting('block_size')::int < 100 AS table_did_not_grow;
 \c :database
 DROP DATABASE regress_idem_lock_hot;
