@@ -276,17 +276,25 @@ fn a_purge_waits_for_no_table() {
 
 /// Nine thousand records in the first segment, whose turn is over, with a filter.
 fn filtered(admin: &mut Client) {
+    fill_first(admin);
+    end_first_turn(admin);
+    make_filter(admin);
+}
+
+fn fill_first(admin: &mut Client) {
     // Not more at once than there is room for locks.
     for first in [1, 3_001, 6_001] {
         let keys = format!("generate_series({first}, {first} + 2999)");
         run(admin, &format!("SELECT idem_once('key-' || i) FROM {keys} AS i"));
     }
+}
+
+fn end_first_turn(admin: &mut Client) {
     run(admin, "UPDATE idem_ring SET started_at = started_at - interval '1 day'");
     eventually("the ring moves on", || {
         purge(admin);
         current(admin) == "idem_segment_1"
     });
-    make_filter(admin);
 }
 
 /// Purges until the first segment has a filter, and one that its state still agrees with.
@@ -343,6 +351,24 @@ fn new_keys_are_told_by_a_filter_and_old_ones_are_found() {
     );
     purge_all(&mut admin);
     assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_filters"), 0);
+}
+
+#[test]
+fn a_segment_that_somebody_still_writes_to_gets_no_filter() {
+    let db = TestDb::new();
+    let (mut admin, mut writer) = (db.admin(), db.app());
+    fill_first(&mut admin);
+    run(&mut writer, "BEGIN");
+    acquire(&mut writer, "late", "");
+    complete(&mut writer, "late", &json!(1), None);
+    end_first_turn(&mut admin);
+    for _ in 0..3 {
+        assert_eq!(purge(&mut admin), 0);
+    }
+    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_filters"), 0);
+    run(&mut writer, "COMMIT");
+    make_filter(&mut admin);
+    assert_eq!(status(&mut db.app(), "late", ""), "completed");
 }
 
 #[test]
