@@ -13,6 +13,7 @@
 use crate::pg::fmgr::Value;
 use crate::pg::memory::Memory;
 use crate::pg::table::{self, Access, Definition, State, Table};
+use crate::pg::xact::is_autocommit;
 use crate::ring;
 use crate::storage::SEGMENT;
 use idem_core::error::Error;
@@ -174,8 +175,11 @@ fn stored(table: &Table) -> Result<Vec<Stored>, Error> {
 }
 
 /// Makes the filter of one segment that has none, if there is such a segment. Nobody else changes the ring or the filters before
-/// this transaction ends.
+/// this transaction ends. Not within a transaction block: if it is rolled back, the memory stays.
 pub fn make_one(function: pg_sys::Oid, ring: &Ring, now: Moment) -> Result<(), Error> {
+    if !is_autocommit() {
+        return Ok(());
+    }
     let current = ring.current().map(|turn| turn.segment());
     let known = read(function, now)?;
     for (segment, definition) in SEGMENT.iter().enumerate() {

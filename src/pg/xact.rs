@@ -89,11 +89,15 @@ fn refuse_unfinished() -> Result<(), Error> {
     let mut claims = 0;
     with_held(|held| claims = held.unfinished());
     if claims > 0 {
-        // SAFETY: reads the state of the current transaction.
-        let autocommit = unsafe { !pg_sys::IsTransactionBlock() };
-        return Err(Error::ClaimOpen { claims, autocommit });
+        return Err(Error::ClaimOpen { claims, autocommit: is_autocommit() });
     }
     Ok(())
+}
+
+/// Whether the transaction is that of the current statement alone.
+pub fn is_autocommit() -> bool {
+    // SAFETY: reads the state of the current transaction.
+    unsafe { !pg_sys::IsTransactionBlock() }
 }
 
 unsafe extern "C-unwind" fn at_subtransaction_end(
