@@ -201,9 +201,13 @@ fn elapsed(since: Instant) -> Micros {
     Micros::try_from(since.elapsed().as_micros()).unwrap_or(Micros::MAX)
 }
 
+/// A waiter looks again after so long, woken or not: where its look had to wait for a block or a lock, that may have used up
+/// the wake-up of somebody who ended the lease at that moment.
+const LONGEST_SLEEP: Micros = 10_000_000;
+
 /// One sleep of a waiter for a lease; `lock_timeout` counts from the start of the wait.
 fn sleep(lease: Lease, patience: Patience, since: Instant) -> Result<(), Error> {
-    let mut length = lease.left;
+    let mut length = lease.left.min(LONGEST_SLEEP);
     if let Patience::Left(left) = patience {
         length = length.min(left);
     }

@@ -5,10 +5,10 @@
 //! `pg::memory`) and how its segment stood then. A session believes a filter as long as the segment still stands so.
 //!
 //! **Why that is right.** A filter is made of a segment whose turn has ended, once nobody has it open to be written: whoever
-//! opens it later hears of the ring first, and does not write to it (see `storage.rs`). So keys may go from it, but none come. When
+//! opens it later hears first of the ring, as it was committed, and does not write to it (see `storage.rs`). So keys may go from it, but none come. When
 //! its turn comes again, its row here goes in the same transaction, and its file is another. Only SQL could write to it all the same
 //! (a data-only restore beside running sessions, logical replication): then it has other blocks, or PostgreSQL's statistics
-//! count the rows, which is looked at anew each second, and at each change of a table.
+//! count the rows, which is looked at anew each second, and at each change of a table (statistics: at most once a transaction).
 
 use crate::pg::fmgr::Value;
 use crate::pg::memory::Memory;
@@ -175,58 +175,59 @@ fn stored(table: &Table) -> Result<Vec<Stored>, Error> {
 }
 
 /// Makes the filter of one segment that has none, if there is such a segment. Nobody else changes the ring or the filters before
-/// this transaction ends. Not within a transaction block: if it is rolled back, the memory stays.
+/// this transaction ends, and it has not turned the ring itself. Not within a transaction block: if it is rolled back, the memory
+/// stays until the server's end.
 pub fn make_one(function: pg_sys::Oid, ring: &Ring, now: Moment) -> Result<(), Error> {
     if !is_autocommit() {
         return Ok(());
     }
-    let current = ring.current().map(|turn| turn.segment());
     let known = read(function, now)?;
+    let Opened::Open(filters) = open(function, Access::Write)? else { return Ok(()) };
+    let current = ring.current().map(|turn| turn.segment());
+    let mut made = false;
     for (segment, definition) in SEGMENT.iter().enumerate() {
-        if Some(segment) == current || known.0[segment].is_some() {
+        if made || Some(segment) == current || known.0[segment].is_some() {
             continue;
         }
         // Who writes to it has known of an older ring since before.
         let Some(still) = Table::try_open(definition, function, Access::Still)? else {
             continue;
         };
-        let few = still.state().blocks <= FEW_BLOCKS;
+        let table = match still.state().blocks > FEW_BLOCKS {
+            true => Table::try_open(definition, function, Access::Read)?,
+            false => None,
+        };
+        // From now on others may remove rows again.
         still.close(false);
-        if !few {
-            return make(function, segment);
+        if let Some(table) = table {
+            made = make(&filters, segment, &table)?;
+            table.close(false);
         }
     }
+    filters.close(made);
     Ok(())
 }
 
-fn make(function: pg_sys::Oid, segment: usize) -> Result<(), Error> {
-    let table = Table::open(&SEGMENT[segment], function, Access::Read)?;
+/// False if there is no memory for it.
+fn make(filters: &Table, segment: usize, table: &Table) -> Result<bool, Error> {
     let state = table.state();
     let bytes = state.blocks as u64 * u64::from(pg_sys::BLCKSZ);
-    let Some(mut memory) = Memory::create(filter::words_for(bytes)) else {
-        table.close(false);
-        return Ok(());
-    };
+    let Some(mut memory) = Memory::create(filter::words_for(bytes)) else { return Ok(false) };
     table.scan(|row| {
         filter::insert(memory.words_mut(), &row.token(0)?);
         Ok(true)
     })?;
-    table.close(false);
-    if let Opened::Open(filters) = open(function, Access::Write)? {
-        remove_from(&filters, segment)?;
-        filters.insert(&[
-            Value::Int(segment as i32),
-            Value::Long(memory.keep()),
-            Value::Long(state.file),
-            Value::Long(state.blocks),
-            Value::Long(state.written),
-        ]);
-        filters.announce_change();
-        filters.close(true);
-    } else {
-        memory.forget();
-    }
-    Ok(())
+    remove_from(filters, segment)?;
+    filters.insert(&[
+        Value::Int(segment as i32),
+        Value::Long(memory.name()),
+        Value::Long(state.file),
+        Value::Long(state.blocks),
+        Value::Long(state.written),
+    ]);
+    filters.announce_change();
+    memory.keep();
+    Ok(true)
 }
 
 /// Removes the filter of a segment, which is being emptied or written to again; false if that would need waiting.

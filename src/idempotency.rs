@@ -357,6 +357,7 @@ pub fn release(function: pg_sys::Oid, key: &Key, token: Option<Token>) -> Result
                     let removed = storage.remove(&found)?;
                     storage.close(true);
                     if !removed {
+                        lock::unlock(key.identity.key_tag, Mode::Exclusive);
                         return Ok(false);
                     }
                 }
@@ -463,17 +464,19 @@ pub fn forget(function: pg_sys::Oid, key: &Key) -> Result<bool, Error> {
         return Ok(false);
     }
     lock_for_change(key, Mode::Exclusive);
-    let removed = match found {
+    let mut counted = false;
+    if let Some(found) = found {
         // One that has expired goes too, but was as good as absent.
-        Some(found) => {
-            let counts = decision::counts(&found.record(), pg::now());
-            storage.remove(&found)? && counts
+        counted = decision::counts(&found.record(), pg::now());
+        if !storage.remove(&found)? && !held {
+            storage.close(false);
+            lock::unlock(key.identity.key_tag, Mode::Exclusive);
+            return Ok(false);
         }
-        None => false,
-    };
+    }
     storage.close(true);
     xact::end(&key.identity, End::Released);
-    Ok(held || removed)
+    Ok(held || counted)
 }
 
 /// What is under the key once nobody else is about to change it; waits for that. The lock is held in

@@ -27,11 +27,12 @@ pub fn purge(function: pg_sys::Oid, max_rows: u64) -> Result<u64, Error> {
     if deleted < max_rows {
         deleted += leases::purge(function, ttl, now, max_rows - deleted)?;
     }
-    Ok(deleted + turn(function, now)?)
+    Ok(deleted + turn(function, now, deleted == 0)?)
 }
 
-/// Empties the segments that are over and goes on to the next one if it is time; says how many rows they had.
-fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
+/// Empties the segments that are over and goes on to the next one if it is time; says how many rows they had. If there is nothing
+/// to do, and nothing was done that others could wait for (`idle`), it makes a filter.
+fn turn(function: pg_sys::Oid, now: Moment, idle: bool) -> Result<u64, Error> {
     let Some(turning) = Turning::begin(function)? else { return Ok(0) };
     let ring = &turning.ring;
     let current = ring.current().map(|turn| turn.segment());
@@ -64,7 +65,7 @@ fn turn(function: pg_sys::Oid, now: Moment) -> Result<u64, Error> {
         {
             turning.go_on(next)?;
         }
-    } else if rows == 0 {
+    } else if idle && rows == 0 && !turning.ours {
         filters::make_one(function, ring, now)?;
     }
     turning.end();

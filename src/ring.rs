@@ -25,29 +25,47 @@ static RING: Definition = Definition {
     slot: 11,
 };
 
+/// The ring as somebody read it.
+#[derive(Clone, Copy)]
+struct Seen {
+    ring: Ring,
+    /// This transaction has written to it: to others the ring stands as before.
+    ours: bool,
+}
+
 thread_local! {
     /// The ring as it was last read, and `table::changes()` before that.
-    static KNOWN: Cell<Option<(u64, Ring)>> = const { Cell::new(None) };
+    static KNOWN: Cell<Option<(u64, Seen)>> = const { Cell::new(None) };
 }
 
 /// The ring, which lies in the schema of the SQL function `function`.
 pub fn read(function: pg_sys::Oid) -> Result<Ring, Error> {
-    if let Some((changes, ring)) = KNOWN.get()
+    see(function).map(|seen| seen.ring)
+}
+
+/// The ring as everybody sees it who hears of all that was committed; `None` while this transaction has turned it.
+pub fn read_committed(function: pg_sys::Oid) -> Result<Option<Ring>, Error> {
+    see(function).map(|seen| (!seen.ours).then_some(seen.ring))
+}
+
+fn see(function: pg_sys::Oid) -> Result<Seen, Error> {
+    if let Some((changes, seen)) = KNOWN.get()
         && changes == table::changes()
     {
-        return Ok(ring);
+        return Ok(seen);
     }
     let table = Table::open(&RING, function, Access::Read)?;
     let changes = table::changes();
-    let ring = turns(&table)?;
+    let seen = turns(&table)?;
     table.close(false);
-    KNOWN.set(Some((changes, ring)));
-    Ok(ring)
+    KNOWN.set(Some((changes, seen)));
+    Ok(seen)
 }
 
-fn turns(table: &Table) -> Result<Ring, Error> {
-    let mut turns = Vec::new();
+fn turns(table: &Table) -> Result<Seen, Error> {
+    let (mut turns, mut ours) = (Vec::new(), false);
     table.scan(|row| {
+        ours |= row.is_ours();
         turns.push(Turn {
             number: row.long(column::TURN)?,
             started_at: row.long(column::STARTED_AT)?,
@@ -55,13 +73,15 @@ fn turns(table: &Table) -> Result<Ring, Error> {
         });
         Ok(true)
     })?;
-    Ok(turns.into_iter().collect())
+    Ok(Seen { ring: turns.into_iter().collect(), ours })
 }
 
 /// The ring for whoever changes it: nobody else does before this transaction ends.
 pub struct Turning {
     table: Table,
     pub ring: Ring,
+    /// This transaction has turned it before: to others the ring stands as before.
+    pub ours: bool,
 }
 
 impl Turning {
@@ -70,8 +90,8 @@ impl Turning {
         let Some(table) = Table::try_open(&RING, function, Access::Maintain)? else {
             return Ok(None);
         };
-        let ring = turns(&table)?;
-        Ok(Some(Turning { table, ring }))
+        let Seen { ring, ours } = turns(&table)?;
+        Ok(Some(Turning { table, ring, ours }))
     }
 
     /// Goes on with `turn`, whose segment is reserved.

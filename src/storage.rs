@@ -21,7 +21,7 @@ use crate::ring;
 use idem_core::decision::{Record, State};
 use idem_core::error::Error;
 use idem_core::identity::Identity;
-use idem_core::ring::SEGMENTS;
+use idem_core::ring::{Ring, SEGMENTS};
 use idem_core::{Fingerprint, Micros, Moment, Token};
 use pgrx::pg_sys::{self, BuiltinOid::*};
 use std::cell::Cell;
@@ -445,8 +445,10 @@ fn settle(function: pg_sys::Oid, segment: usize, now: Moment) -> Result<(), Erro
         return Ok(());
     };
     let changes = table::changes();
-    let current = ring::read(function)?.current().map(|turn| turn.segment());
-    if current != Some(segment) && table.is_empty() {
+    // As everybody knows it who locks the segment now.
+    let ring = ring::read_committed(function)?;
+    let current = |ring: Ring| ring.current().map(|turn| turn.segment());
+    if ring.is_some_and(|ring| current(ring) != Some(segment)) && table.is_empty() {
         let mut known = SETTLED.get();
         if known.changes != changes || now - known.since >= SETTLED_FOR || now < known.since {
             known = Settled { changes, since: now, segments: 0 };
@@ -485,7 +487,7 @@ fn stored_completion(row: &Row) -> Result<StoredCompletion, Error> {
     })
 }
 
-/// Deletes at most `limit` claims whose lease was over by `before`; says how many. None if somebody has the table for himself.
+/// Deletes at most `limit` claims whose lease was over by `before`; says how many. 0 if somebody has the table for himself.
 pub fn purge_claims(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
     let Some(table) = Table::try_open(&CLAIMS, function, Access::Write)? else { return Ok(0) };
     let mut deleted = 0;
@@ -499,7 +501,7 @@ pub fn purge_claims(function: pg_sys::Oid, before: Moment, limit: u64) -> Result
     Ok(deleted)
 }
 
-/// Deletes at most `limit` finished records outside the segments that had expired by `before`; says how many. None if somebody
+/// Deletes at most `limit` finished records outside the segments that had expired by `before`; says how many. 0 if somebody
 /// has the table for himself.
 pub fn purge_long(function: pg_sys::Oid, before: Moment, limit: u64) -> Result<u64, Error> {
     let Some(table) = Table::try_open(&LONG, function, Access::Write)? else { return Ok(0) };

@@ -374,6 +374,57 @@ fn a_segment_that_somebody_still_writes_to_gets_no_filter() {
     assert_eq!(status(&mut db.app(), "late", ""), "completed");
 }
 
+/// Where one statement purges twice, the second call sees a turn that nobody else knows of.
+#[test]
+fn a_turn_that_is_not_committed_makes_no_filter_and_no_segment_that_stays_empty() {
+    let db = TestDb::new();
+    let (mut admin, mut writer) = (db.admin(), db.app());
+    let age = "UPDATE idem_ring SET started_at = started_at - interval '1 day'";
+
+    // Segment 0 is empty, and its turn has ended, but for others it goes on. They know the tables already.
+    run(&mut writer, "BEGIN; SELECT idem_begin('first'); ROLLBACK");
+    run(&mut admin, age);
+    run(&mut admin, "BEGIN; SELECT idem_purge()");
+    assert_eq!(current(&mut admin), "idem_segment_1");
+    assert_eq!(status(&mut admin, "any", ", lease => '1h'"), "acquired");
+    run_once(&mut writer, "meanwhile", "1 h");
+    assert_eq!(number(&mut db.admin(), "SELECT count(*) FROM idem_segment_0"), 1);
+    assert_eq!(status(&mut admin, "meanwhile", ""), "completed");
+    run(&mut admin, "ROLLBACK; TRUNCATE idem_segment_0");
+
+    fill_first(&mut admin);
+    run(&mut admin, age);
+    run(&mut admin, "SELECT sum(idem_purge()) FROM generate_series(1, 4)");
+    assert_eq!(current(&mut admin), "idem_segment_1");
+    assert_eq!(number(&mut admin, "SELECT count(*) FROM idem_filters"), 0);
+}
+
+/// A call that finds its row purged changes nothing, and so holds nothing.
+#[test]
+fn a_key_whose_claim_was_purged_meanwhile_is_free() {
+    for end in ["SELECT idem_release('k', $1)", "SELECT $1::uuid IS NULL OR idem_forget('k')"] {
+        let db = TestDb::new();
+        let (mut admin, mut stale) = (db.admin(), db.admin());
+        let token = acquire(&mut stale, "k", ", lease => '1 us'");
+        run(&mut admin, "UPDATE idem_claims SET expires_at = now() - interval '2 days'");
+        run(&mut admin, "BEGIN");
+        assert_eq!(purge(&mut admin), 1);
+        let pid = pid(&mut stale);
+        let ending = std::thread::spawn(move || {
+            run(&mut stale, "BEGIN");
+            let ended: bool = stale.query_one(end, &[&token]).unwrap().get(0);
+            (ended, stale)
+        });
+        let mut other = db.admin();
+        eventually("it waits for the purge", || queues(&mut other, pid));
+        run(&mut admin, "COMMIT");
+        let (ended, mut stale) = ending.join().unwrap();
+        assert!(!ended, "{end}");
+        assert_eq!(status(&mut other, "k", ", lease => '1h'"), "acquired", "{end}");
+        run(&mut stale, "COMMIT");
+    }
+}
+
 #[test]
 fn a_record_that_was_put_behind_a_filter_by_sql_is_found() {
     let db = TestDb::new();

@@ -171,7 +171,7 @@ pub fn lock_within(tag: Tag, mode: Mode, patience: Micros) -> bool {
     let millis = i32::try_from(whole_millis(patience)).unwrap_or(i32::MAX);
     // SAFETY: a plain global of this single-threaded backend.
     let users = unsafe { pg_sys::LockTimeout };
-    let ours = users == 0 || millis < users;
+    let ours = users == 0 || millis <= users;
     let outcome = in_subtransaction(|| {
         let _guard = LockTimeoutGuard(users);
         if ours {

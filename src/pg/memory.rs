@@ -113,14 +113,11 @@ impl Memory {
         }
     }
 
-    /// Has new memory stay when this session is gone, until [`Memory::discard`]; says its name.
-    pub fn keep(self) -> i64 {
+    /// Has new memory stay when this session is gone, until [`Memory::discard`], and unmaps it here.
+    pub fn keep(self) {
         // SAFETY: made by `create` and not kept before.
-        unsafe {
-            pg_sys::dsm_pin_segment(self.segment);
-            pg_sys::dsm_detach(self.segment);
-        }
-        self.name
+        unsafe { pg_sys::dsm_pin_segment(self.segment) };
+        self.forget();
     }
 
     /// Unmaps it here. It must not be used again.

@@ -728,10 +728,15 @@ impl Table {
         }
     }
 
-    /// Has every session hear of a change when this transaction has committed (see [`changes`]).
+    /// Has every session hear of a change when this transaction has committed (see [`changes`]); this one now, and should
+    /// the transaction roll back.
     pub fn announce_change(&self) {
         // SAFETY: the relation is open.
-        unsafe { pg_sys::CacheInvalidateRelcache(self.relation) };
+        unsafe {
+            pg_sys::CacheInvalidateRelcache(self.relation);
+            // Messages of a command that fails are dropped; those of earlier ones are heard at the rollback.
+            pg_sys::CommandCounterIncrement();
+        }
     }
 
     /// Fills a slot with `values`, and what is behind them with what `replaced` has there; has
