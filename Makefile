@@ -21,7 +21,7 @@ help:
 	@echo 'make client                  tests from clients  (TESTS=name: a filter)'
 	@echo 'make model                   random histories on a server and on a model of the contract (ROUNDS=1000: how many;'
 	@echo '                             SEED=... replays a failing one)'
-	@echo 'make prove                   crashes, failover, hostile input: hours in place of minutes (PROVE=3: three times'
+	@echo 'make prove                   crashes, failover, hostile input: an hour in place of minutes (PROVE=3: three times'
 	@echo '                             as long; PROVE_SEED=n: the choices of an earlier run; TESTS=name: a filter)'
 	@echo 'make bench                   measure idem beside its alternatives, a quarter of an hour (QUICK=1: only see'
 	@echo '                             that it works; SCALE=full: ten million keys too; SECONDS_A_RUN, ROUNDS, SECTIONS)'
