@@ -343,7 +343,7 @@ fn no_argument_kills_the_server_or_gets_an_internal_error() {
     let called: Mutex<BTreeMap<String, u64>> = Mutex::default();
     let tokens: Mutex<Vec<Uuid>> = Mutex::default();
     let mut random = Random::replayable();
-    let calls = rounds(700, 50_000);
+    let calls = rounds(700, 150_000);
     scope(|threads| {
         for n in 0..4 {
             let mut random = Random::seeded(random.next());
