@@ -128,8 +128,18 @@ pub fn sleeps(admin: &mut Client, pid: i32) -> bool {
         .get(0)
 }
 
-/// How many locks of idem's tag space there are in the admin's database: held or waited for, by anybody.
+/// How many locks of idem's tag space there are in the admin's database: held or waited for, by anybody. A client is told of an
+/// error before its transaction has given its locks back, so this waits, for a second at the most, until no session works.
 pub fn our_locks(admin: &mut Client) -> i64 {
+    let working = "SELECT count(*) FROM pg_stat_activity
+         WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+         AND state = 'active' AND wait_event IS NULL";
+    for _ in 0..200 {
+        if number(admin, working) == 0 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
     number(
         admin,
         "SELECT count(*) FROM pg_locks
