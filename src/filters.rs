@@ -174,7 +174,7 @@ fn stored(table: &Table) -> Result<Vec<Stored>, Error> {
     Ok(all)
 }
 
-/// Makes the filter of one segment that has none, if there is such a segment. Nobody else changes the ring or the filters before
+/// Makes the filter of one segment that has none and will not be emptied soon, if there is such a segment. Nobody else changes the ring or the filters before
 /// this transaction ends, and it has not turned the ring itself. Not within a transaction block: if it is rolled back, the memory
 /// stays until the server's end.
 pub fn make_one(function: pg_sys::Oid, ring: &Ring, now: Moment) -> Result<(), Error> {
@@ -186,7 +186,8 @@ pub fn make_one(function: pg_sys::Oid, ring: &Ring, now: Moment) -> Result<(), E
     let current = ring.current().map(|turn| turn.segment());
     let mut made = false;
     for (segment, definition) in SEGMENT.iter().enumerate() {
-        if made || Some(segment) == current || known.0[segment].is_some() {
+        let over = ring.last(segment).is_some_and(|turn| turn.is_over(now));
+        if made || over || Some(segment) == current || known.0[segment].is_some() {
             continue;
         }
         // Who writes to it has known of an older ring since before.

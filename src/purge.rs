@@ -1,11 +1,11 @@
 //! Purging: what counts no more is removed, without waiting for anybody and without anybody waiting noticeably.
 //!
-//! Rows go first, a bounded number of them: finished records outside the segments, abandoned claims, the rows of idle
+//! A filter comes first, of one segment that needs it, while nothing is locked that others want: it takes a second for a million
+//! records. Then rows go, a bounded number of them: finished records outside the segments, abandoned claims, the rows of idle
 //! locks. No key's lock is taken for that: a row that counts no more is removed only if nobody has changed it, or is about
 //! to; whoever wants to change it afterwards waits for the end of this transaction and finds it gone. Then the ring
 //! is turned: segments whose bound has passed are emptied as a whole, and if it is time the next one becomes the current
-//! one. That comes last because an emptied segment stays locked until the transaction ends. When there is nothing to turn, a
-//! segment gets its filter, which takes a second or two for a large one.
+//! one. That comes last because an emptied segment stays locked until the transaction ends.
 
 use crate::filters;
 use crate::ring::Turning;
@@ -19,6 +19,12 @@ use pgrx::pg_sys;
 /// Removes what has expired, at most `max_rows` rows one by one, and segments as a whole; says how many rows were
 /// reclaimed.
 pub fn purge(function: pg_sys::Oid, max_rows: u64) -> Result<u64, Error> {
+    let turning = Turning::begin(function)?;
+    if let Some(turning) = &turning
+        && !turning.ours
+    {
+        filters::make_one(function, &turning.ring, pg::now())?;
+    }
     let (now, ttl) = (pg::now(), settings::ttl());
     let mut deleted = storage::purge_long(function, now, max_rows)?;
     if deleted < max_rows {
@@ -27,13 +33,15 @@ pub fn purge(function: pg_sys::Oid, max_rows: u64) -> Result<u64, Error> {
     if deleted < max_rows {
         deleted += leases::purge(function, ttl, now, max_rows - deleted)?;
     }
-    Ok(deleted + turn(function, now, deleted == 0)?)
+    if let Some(turning) = turning {
+        deleted += turn(function, &turning, now)?;
+        turning.end();
+    }
+    Ok(deleted)
 }
 
-/// Empties the segments that are over and goes on to the next one if it is time; says how many rows they had. If there is nothing
-/// to do, and nothing was done that others could wait for (`idle`), it makes a filter.
-fn turn(function: pg_sys::Oid, now: Moment, idle: bool) -> Result<u64, Error> {
-    let Some(turning) = Turning::begin(function)? else { return Ok(0) };
+/// Empties the segments that are over and goes on to the next one if it is time; says how many rows they had.
+fn turn(function: pg_sys::Oid, turning: &Turning, now: Moment) -> Result<u64, Error> {
     let ring = &turning.ring;
     let current = ring.current().map(|turn| turn.segment());
     let (mut rows, mut bytes) = (0, 0);
@@ -59,15 +67,11 @@ fn turn(function: pg_sys::Oid, now: Moment, idle: bool) -> Result<u64, Error> {
             bytes = left;
         }
     }
-    if let Some(next) = ring.next(settings::ttl(), bytes, empty, now) {
-        if storage::reserve_segment(function, next.segment())?
-            && filters::remove(function, next.segment())?
-        {
-            turning.go_on(next)?;
-        }
-    } else if idle && rows == 0 && !turning.ours {
-        filters::make_one(function, ring, now)?;
+    if let Some(next) = ring.next(settings::ttl(), bytes, empty, now)
+        && storage::reserve_segment(function, next.segment())?
+        && filters::remove(function, next.segment())?
+    {
+        turning.go_on(next)?;
     }
-    turning.end();
     Ok(rows)
 }

@@ -297,14 +297,17 @@ fn end_first_turn(admin: &mut Client) {
     });
 }
 
-/// Purges until the first segment has a filter, and one that its state still agrees with.
+/// Purges until the first segment has a filter, and one that its state still agrees with. Each call has rows to delete, too.
 fn make_filter(admin: &mut Client) {
     run(admin, "SELECT pg_stat_force_next_flush()");
+    let expired = "INSERT INTO idem_long SELECT gen_random_uuid(), gen_random_uuid(), now(), now(), now(), 1, '', i::text
+                   FROM generate_series(1, 100) AS i";
     let good = "SELECT count(*) FROM idem_filters
                 WHERE segment = 0 AND file = pg_relation_filenode('idem_segment_0')
                 AND blocks = pg_relation_size('idem_segment_0') / 8192
                 AND written = pg_stat_get_tuples_inserted('idem_segment_0'::regclass)";
     eventually("the filter is made", || {
+        run(admin, expired);
         purge(admin);
         number(admin, good) == 1
     });
