@@ -39,6 +39,7 @@ static FILTERS: Definition = Definition {
 };
 
 /// A smaller segment is looked into as quickly; its filter would only take one of the server's pieces of shared memory.
+/// The model test has filters of all.
 const FEW_BLOCKS: i64 = if cfg!(feature = "test-clock") { 0 } else { 64 };
 
 /// How long what is known of filters is believed.

@@ -211,7 +211,10 @@ fn a_free_key_is_acquired_though_somebody_queues_behind_a_slow_look() {
         assert_eq!(key_locks(&mut admin, "ShareLock", true), 1);
         // Who queues does not hold the key.
         let waiter = Waiter::queueing(&mut admin, db.app(), "k", LONG);
-        let beginner = Waiter::start(db.app(), "k", ", lease => '60s'");
+        // It asks for no wait, so no timeout of waits is its concern.
+        let mut begins = db.app();
+        run(&mut begins, "SET lock_timeout = '1ms'");
+        let beginner = Waiter::start(begins, "k", ", lease => '60s'");
         eventually("the beginner queues", || {
             queues(&mut admin, beginner.pid) || !beginner.still_waits()
         });

@@ -208,17 +208,25 @@ fn a_writer_that_waits_for_a_segment_looks_at_its_turn_again() {
         writer
     });
     eventually("the writer waits", || queues(&mut admin, writer_pid));
-    // Meanwhile it begins another turn, with a bound that the record would outlive. ALTER tells the sessions.
+    begin_another_turn(&mut other);
+    went_where_it_may_stay(&mut admin, &mut writing.join().unwrap());
+}
+
+/// The first segment, locked by this transaction, begins another turn, with a bound that a record would outlive. ALTER tells the
+/// sessions.
+fn begin_another_turn(owner: &mut Client) {
     run(
-        &mut other,
+        owner,
         "UPDATE idem_ring SET turn = 9, bound = now() + interval '1 s' WHERE turn = 1;
          ALTER TABLE idem_ring SET (fillfactor = 90); COMMIT",
     );
-    let mut writer = writing.join().unwrap();
+}
+
+fn went_where_it_may_stay(admin: &mut Client, writer: &mut Client) {
     let homes =
         "SELECT 10 * (SELECT count(*) FROM idem_long) + (SELECT count(*) FROM idem_segment_1)";
-    assert_eq!(number(&mut admin, homes), 10, "it went where it may stay");
-    assert_eq!(status(&mut writer, "key", ""), "completed");
+    assert_eq!(number(admin, homes), 10, "it went where it may stay");
+    assert_eq!(status(writer, "key", ""), "completed");
 }
 
 /// The same where the ring has moved on between the writer's idea of it and its lock of the segment.
@@ -248,16 +256,8 @@ fn a_writer_that_finds_another_turn_waits_for_its_segment_and_looks_again() {
     let waits =
         "SELECT count(*) FROM pg_locks WHERE relation = 'idem_segment_1'::regclass AND NOT granted";
     eventually("the writer waits for the new segment", || number(&mut other, waits) == 1);
-    run(
-        &mut admin,
-        "UPDATE idem_ring SET turn = 9, bound = now() + interval '1 s' WHERE turn = 1;
-         ALTER TABLE idem_ring SET (fillfactor = 90); COMMIT",
-    );
-    let mut writer = writing.join().unwrap();
-    let homes =
-        "SELECT 10 * (SELECT count(*) FROM idem_long) + (SELECT count(*) FROM idem_segment_1)";
-    assert_eq!(number(&mut admin, homes), 10, "it went where it may stay");
-    assert_eq!(status(&mut writer, "key", ""), "completed");
+    begin_another_turn(&mut admin);
+    went_where_it_may_stay(&mut admin, &mut writing.join().unwrap());
 }
 
 #[test]
